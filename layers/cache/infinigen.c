@@ -25,12 +25,10 @@ static void infinigen_judge(PageChoice *c) {
     qsort(c->order, (size_t)D, sizeof *c->order, ranked_first);
     for (int g = 0; g < c->group; g++) {
         real most = -(real)INFINITY;
-        for (int i = 0; i < c->n; i++) {
-            real sum = 0;
-            for (int k = 0; k < few; k++) sum += c->q[g * D + c->order[k].at] * c->page[i][c->order[k].at];
-            c->each[i] = c->scale * sum;
-            most = c->each[i] > most ? c->each[i] : most;
-        }
+        memset(c->query, 0, (size_t)D * sizeof *c->query);
+        for (int k = 0; k < few; k++) c->query[c->order[k].at] = c->scale * c->q[g * D + c->order[k].at];
+        policy_dots(c, c->query, D, c->each);
+        for (int i = 0; i < c->n; i++) most = c->each[i] > most ? c->each[i] : most;
         for (int i = 0; i < c->n; i++) {
             const real off = c->each[i] - most;
             near += off > -(real)c->p->below;

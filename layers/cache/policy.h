@@ -112,6 +112,8 @@ typedef struct {
     int at;
 } Ranked;
 int ranked_first(const void *, const void *);
+/* Brings the first k of n in that order to the front, in any order among themselves. */
+void ranked_select(Ranked *, int n, int k);
 /* What `judge` is given: one query, and of its lane the pages that it may leave out, which are full and without recent
  * rows, oldest first. */
 typedef struct {
@@ -122,7 +124,7 @@ typedef struct {
     real scale;              /* of scores, before a softmax; no policy applies a cap */
     const real *const *page; /* (n) what `summary` wrote of each */
     real *score;             /* (n) to be written, 0 before: pages with the highest are read */
-    real *each;              /* (n) scratch */
+    real *each, *query;      /* (n) (2 D) scratch */
     Ranked *order;           /* (max of n, D) scratch */
 } PageChoice;
 
@@ -236,6 +238,11 @@ void policy_keep(PolicyLane *);
 void policy_pool(Choice *);
 /* A `summary` (2,D): the smallest and the largest number of each channel. */
 void policy_bounds(const real *keys, int P, int D, real *out);
+/* For `judge`. out (n): the products of `query` with the first `width` numbers of each page's summary. */
+void policy_dots(const PageChoice *, const real *query, int width, real *out);
+/* For `judge`, of summaries of policy_bounds: out (2,D), whose product with a summary is sum_d max(q_d low_d, q_d
+ * high_d). */
+void policy_bound_query(const real *q, int D, real *out);
 /* For `judge`. Each x (n) becomes e^x over the sum of all; -inf becomes 0. At least one is finite. */
 void policy_softmax(real *x, int n);
 /* For `select`. score = kept += stat: what all queries so far gave each row. */

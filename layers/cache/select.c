@@ -9,6 +9,13 @@ enum { SELECT_ROWS = 16 };
 static int page_at(const Slot *s, int lane, int at) {
     return s->t.table[(size_t)lane * (size_t)s->t.maxpages + (size_t)(at % s->t.maxpages)];
 }
+/* Position of the newest row of a full page. */
+static int page_newest(const Slot *s, int page) {
+    int newest = 0;
+    if (s->summed[page]) return s->newest[page];
+    for (int r = 0; r < s->t.P; r++) newest = imax(newest, s->t.pos[(size_t)page * (size_t)s->t.P + (size_t)r]);
+    return newest;
+}
 /* What the policy keeps of a full page. keys: scratch for those of a page. */
 static const real *page_summary(const Slot *s, int page, real *keys) {
     const KvShape *k = &s->t.s;
@@ -23,14 +30,9 @@ static const real *page_summary(const Slot *s, int page, real *keys) {
             memcpy(keys + r * D, part, D * sizeof *keys);
     }
     s->policy.read->summary(keys, s->t.P, k->kdim, out);
+    s->newest[page] = page_newest(s, page);
     s->summed[page] = true;
     return out;
-}
-/* Position of the newest row of a full page. */
-static int page_newest(const Slot *s, int page) {
-    int newest = 0;
-    for (int r = 0; r < s->t.P; r++) newest = imax(newest, s->t.pos[(size_t)page * (size_t)s->t.P + (size_t)r]);
-    return newest;
 }
 static int pages_read(const PolicyCfg *p, int tokens) {
     const double rows = p->reads > 1 ? p->reads : p->reads * tokens;
@@ -52,20 +54,20 @@ typedef struct {
     int *off, *seq, *of, *pos, *first, *idx;
     Ranked *page, *order; /* pages of a lane; scratch of a policy, as the rest is but for `leave` */
     const real **summary;
-    real *score, *each, *keys;
+    real *score, *each, *query, *keys;
     bool *leave;
 } Reading;
 /* Of `older` pages of a lane, those that the query does not read: all but `most` at the most. */
 static void reading_leaves(const Slot *s, const PolicyCfg *p, Reading *x, int lane, const real *q, int group,
                            real scale, int older, int most) {
     const int first = s->t.lo[lane] / s->t.P;
-    PageChoice c = {p, older, group, s->t.s.kdim, most, q, scale, x->summary, x->score, x->each, x->order};
+    PageChoice c = {p, older, group, s->t.s.kdim, most, q, scale, x->summary, x->score, x->each, x->query, x->order};
     for (int i = 0; i < older; i++)
         x->summary[i] = page_summary(s, page_at(s, lane, x->page[i].at), x->keys), x->score[i] = 0;
     p->read->judge(&c);
     for (int i = 0; i < older; i++)
         x->page[i].score = x->score[i] == x->score[i] ? x->score[i] : -(real)INFINITY; /* NaN has no order */
-    qsort(x->page, (size_t)older, sizeof *x->page, ranked_first);
+    ranked_select(x->page, older, c.most);
     for (int i = c.most; i < older; i++) x->leave[x->page[i].at - first] = true;
 }
 /* Row `m` of the reading, in lane h: the table of what it reads of the slot's lane. */
@@ -97,6 +99,7 @@ static Reading reading_place(Run *r, const Slot *s) {
     x.summary = arena_take(r->host, pages * sizeof *x.summary, "summaries of pages");
     x.score = arena_take(r->host, pages * sizeof(real), "scores of pages");
     x.each = arena_take(r->host, pages * sizeof(real), "scores of pages by a head");
+    x.query = arena_take(r->host, 2 * (size_t)s->t.s.kdim * sizeof(real), "query of some channels");
     x.leave = arena_take(r->host, pages, "pages to leave out");
     x.keys = arena_take(r->host, (size_t)s->t.P * (size_t)s->t.s.kdim * sizeof(real), "keys of a page");
     x.t.nseq = SELECT_ROWS, x.t.s.sparse = true;
