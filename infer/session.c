@@ -184,6 +184,7 @@ static bool extend(Session *s, int B, const Feed *f, Want want, Tensor logits, c
     CHECK(want == WANT_LAST || s->opts.want_all, "opened for last rows only");
     if (!feeds_fit(s, B, f, e)) return false;
     int V = s->model->cfg.vocab, done = 0; /* done: rows of logits written */
+    s->read = 0;
     for (int b = 0, at = 0; b < B;) {
         Pass p = pass_make(s);
         bool history = false;
@@ -217,6 +218,7 @@ static bool extend(Session *s, int B, const Feed *f, Want want, Tensor logits, c
             for (int i = 0; i < B; i++) session_reset(s, f[i].seq);
             return false;
         }
+        s->read += kv_read(&s->cache);
         for (int i = 0; i < own && draws; i++) draws->out[done + i] = s->drawn[i];
         for (int i = p.B - fill; i < p.B; i++) session_reset(s, p.seq[i]);
         done += own;

@@ -40,6 +40,7 @@ typedef struct {
     int *rows; /* the arrays of a pass, in one block; see session.c */
     int *fed;  /* (nseq,max_tokens) tokens of the documents, if a policy feeds them again; else NULL */
     uint64_t *id;
+    size_t read;         /* bytes of rows that the passes of the last call read */
     Arena draw;          /* on a GPU, for session_draw: */
     void *drawing;       /* scratch */
     unsigned char *seen; /* (nseq,V) tokens with penalties */

@@ -83,6 +83,32 @@ static RowList extend_ask(const Model *m, const Workspace *ws, Run *r, const Cac
     return extend_looked(ws, r, asked, want);
 }
 
+/* Rows of layer l's output. */
+static RowList extend_rows(const Model *m, const Workspace *ws, int N, int l, RowList looked, RowList want) {
+    /* no layer above needs the rows that were not requested */
+    return l < m->last_writer ? (RowList){N, ws->idx} : l <= m->last_asked ? looked : want;
+}
+/* Guesses the queries of layer l in its rows `out` from the input xn of the mixer before it, into `room`. Absent: no
+ * policy selects by them, or none of the pass's rows comes after its prompt. */
+static Tensor extend_guess(const Model *m, const Workspace *ws, const Run *r, const Cache *c, int l, Tensor xn,
+                           RowList out, Tensor room) {
+    Run v = *r;
+    if (!model_guesses(m, l) || !(measuring(r) || kv_selects(c, r->batch))) return ABSENT;
+    const Layer *y = &m->layer[l];
+    const Tensor q = TENSOR(room.p, REAL, out.n, y->heads, m->layer[y->kv_from].rows.kdim);
+    v.layer = l, v.out = out;
+    sums_need(m, &v, l + 1);
+    y->kind->mixer->queries(&v, y->cfg, m->w.layer[l].mix, xn, &ws->kv[y->kv_from], q);
+    return q;
+}
+/* Elements of the largest guess of one row. */
+static int guess_width(const Model *m) {
+    int most = 0;
+    for (int l = 0; l < m->L; l++)
+        if (model_guesses(m, l)) most = imax(most, m->layer[l].heads * m->layer[m->layer[l].kv_from].rows.kdim);
+    return most;
+}
+
 /* Where logits go: to the host's `to`, or to a function on the device. */
 typedef struct {
     Tensor to;
@@ -112,23 +138,26 @@ static void extend_pass(const Model *m, Workspace *ws, Run *r, const Cache *c, c
     Mark mark = arena_mark(r->scratch);
     Tensor x = SCRATCH(r, "x", N, d), y = SCRATCH(r, "y", N, d), room = SCRATCH(r, "normed", N, d),
            rstd = SCRATCH(r, "rstd", N);
+    const int guessed = guess_width(m);
+    Tensor guess = ABSENT, guesses[2] = {ABSENT, ABSENT}; /* a layer reads one while it writes the next layer's */
+    for (int i = 0; i < 2 && guessed; i++) guesses[i] = SCRATCH(r, "guessed queries", N, guessed);
     r->in = r->out = (RowList){N, ws->idx};
     sums_need(m, r, 0);
     model_embed(m, r, x, tok);
     Norm norm = norm_before(m, ws, 0, N, room, rstd);
     model_norm(m, r, norm, x);
     for (int l = 0; l < m->L; l++) {
-        /* no layer above needs the rows that were not requested */
-        if (l >= m->last_writer) r->out = l <= m->last_asked ? looked : want;
-        r->probe = ws->probe[l];
+        r->out = extend_rows(m, ws, N, l, looked, want);
+        r->probe = ws->probe[l], r->guess = guess;
         Tensor to = TENSOR(y.p, REAL, r->out.n, d), xn = norm.y;
         norm = norm_before(m, ws, l + 1, r->out.n, room, rstd);
         sums_need(m, r, l + 1);
+        guess = extend_guess(m, ws, r, c, l + 1, xn, extend_rows(m, ws, N, l + 1, looked, want), guesses[l % 2]);
         block_extend(m, ws, r, c, l, TENSOR(x.p, REAL, r->in.n, d), xn, to, norm);
         y = x, x = to;
         r->in = r->out;
     }
-    r->probe = (Probe){0};
+    r->probe = (Probe){0}, r->guess = ABSENT;
     Tensor xf = norm.y;
     if (m->last_asked == m->L - 1) { /* not before the last layer could rows be left out */
         xf = SCRATCH(r, "wanted rows", want.n, d);

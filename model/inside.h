@@ -8,6 +8,8 @@ void weights_free(const Model *, Weights *);
 /* From now on fields declare weights with their dtypes in memory; returns the former state. */
 Fields fields_stored(const Model *, Fields *f);
 
+/* Whether the layer before guesses the queries of layer l, because a policy selects by them. */
+bool model_guesses(const Model *, int l);
 static inline Run workspace_run(Workspace *ws) { /* over its scratch */
     Run r = run_make(ws->dev, &ws->scratch);
     if (device_memory(ws->dev, false)) r.host = &ws->host;

@@ -103,9 +103,15 @@ static bool open_codec(const Model *m, const RowCodec *codec, Err *e) {
     return true;
 }
 
+bool model_guesses(const Model *m, int l) {
+    const PolicyCfg *p = m->opts.policy;
+    return p && p->read && p->read->guesses && l > 0 && l < m->L && m->layer[l].heads &&
+           m->layer[l].kind->mixer->queries && !m->layer[l - 1].kind->mixer->reads_nothing &&
+           policy_suits(p, &m->layer[m->layer[l].kv_from].rows);
+}
 /* Whether the policy has rows to choose from; which layers it asks. */
 static bool open_policy(Model *m, const PolicyCfg *p, Err *e) {
-    bool rows = false, suits = false;
+    bool rows = false, suits = false, guessed = false;
     const RowCodec *codec = m->opts.codec;
     if (!policy_any(p)) return true;
     if (codec && codec->rotate && p->of->needs & NEED_TURNS)
@@ -119,8 +125,14 @@ static bool open_policy(Model *m, const PolicyCfg *p, Err *e) {
         const KvShape *s = &m->layer[y->kv_from].rows;
         rows |= y->owner && policy_suits(NULL, s);
         suits |= y->owner && policy_suits(p, s);
+        guessed |= model_guesses(m, l);
         if (y->heads && policy_queries(p) && policy_suits(p, s)) m->last_asked = l;
     }
+    if (suits && p->read && p->read->guesses && !guessed)
+        return err_input(e,
+                         "--policy %s: it guesses the queries of a gqa layer from the input of the layer before, and "
+                         "no layer of this model can be guessed; use another policy",
+                         p->read->name);
     if (suits) return true;
     return err_input(e,
                      rows ? "--policy %s: it needs queries of ordinary attention%s, which no layer of this model has; "

@@ -174,7 +174,8 @@ typedef struct {
     Tensor stat;     /* (B,STATS,2) sum, count: forward adds; absent in a replayed forward and outside of training */
     Tensor dstat;    /* (B,STATS) derivative of the loss by the sums: backward reads; absent: none */
     GivenAll given;
-    Probe probe; /* of the layer that runs */
+    Probe probe;  /* of the layer that runs */
+    Tensor guess; /* (out.n, heads, kdim) the layer's queries as the layer before guessed them (Mixer.queries) */
 } Run;
 /* Key of the noise of row i of the batch at a site (DropSite, ops.h): a function of seed, step, layer, sample and row
  * in the sample, so that recomputation, resumption, micro-batches and ranks all see the same. The draws of a row:

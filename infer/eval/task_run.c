@@ -163,16 +163,18 @@ typedef struct {
 /* Feeds the pieces to one side; at the row where a sample's prompt ends its policy may act. */
 static bool side_feed(Work *w, Side *d, int B, Err *e) {
     const int V = d->s.model->cfg.vocab;
+    const bool selects = d->s.cache.policy.read;
     bool prompt = true;
     for (int i = 0; i < B; i++) {
         const int q = w->feed[i].seq, at = w->at[q] - w->feed[i].n;
         if (at < w->from.end[q]) continue;
         prompt = false;
-        for (int k = 0; k < w->feed[i].n; k++) d->score->read += (double)session_bytes(&d->s, q);
+        for (int k = 0; k < w->feed[i].n && !selects; k++) d->score->read += (double)session_bytes(&d->s, q);
         d->score->rows += w->feed[i].n;
     }
     const double start = now_seconds();
     if (!session_extend(&d->s, B, w->feed, WANT_LAST, TENSOR(d->logits, REAL, B, V), e)) return false;
+    if (selects && !prompt) d->score->read += (double)d->s.read;
     for (int i = 0; i < B; i++) {
         const int q = w->feed[i].seq;
         if (w->at[q] != w->from.end[q]) continue;

@@ -84,6 +84,8 @@ void kv_drop(Cache *, int seq);
  * nothing has changed: it is not known any more, because a slot has a state, carries rows or has let some go. */
 bool kv_rewind(Cache *, int seq, int to);
 
+/* Whether a row of the batch comes after its sequence's prompt and selects what it reads. */
+bool kv_selects(const Cache *, const Batch *);
 /* Passes from now on must not cross document lengths that are a multiple of this; 0: they may. */
 int kv_cut(const Cache *, int seq);
 

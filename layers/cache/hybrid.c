@@ -23,12 +23,10 @@ static void hybrid_judge(PageChoice *c) {
         for (int d = 0; d < D; d++) all += fabs((double)q[d]);
         for (int k = 0; k < few; k++) part += fabs((double)q[c->order[k].at % D]);
         const real scale = part > 0 ? c->scale * (real)sqrt(all / part) : 0;
-        for (int i = 0; i < c->n; i++) {
-            real sum = 0;
-            for (int k = 0; k < few; k++) sum += q[c->order[k].at % D] * c->page[i][c->order[k].at];
-            c->each[i] = scale * sum;
-        }
-        policy_softmax(c->each, c->n);
+        memset(c->query, 0, 2 * (size_t)D * sizeof *c->query);
+        for (int k = 0; k < few; k++) c->query[c->order[k].at] = scale * q[c->order[k].at % D];
+        policy_dots(c, c->query, 2 * D, c->each);
+        if (c->group > 1) policy_softmax(c->each, c->n); /* of one head it changes no order */
         for (int i = 0; i < c->n; i++) c->score[i] += c->each[i];
     }
 }

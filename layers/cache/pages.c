@@ -72,6 +72,7 @@ void slot_place(Slot *s, Arena *rows, Arena *a) {
     if (n && s->policy.read) {
         s->summary = arena_take(a, (size_t)t->npages * policy_summary(&s->policy, t->s.kdim) * sizeof(real),
                                 "summaries of pages");
+        s->newest = arena_take(a, (size_t)t->npages * sizeof *s->newest, "newest rows of pages");
         s->summed = arena_take(a, (size_t)t->npages * sizeof *s->summed, "pages with summaries");
     }
     if (n && s->chosen && s->keeps) s->kept = arena_take(a, (size_t)t->npages * (size_t)t->P * sizeof(real), "kept");

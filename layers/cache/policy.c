@@ -42,6 +42,7 @@ int policy_queries(const PolicyCfg *p) {
 }
 bool policy_suits(const PolicyCfg *p, const KvShape *s) {
     if (!s->lanes || s->evicts || s->window) return false;
+    if (p && p->read && p->read->guesses && (!s->heads || s->alias)) return false;
     if (!p || !p->of || p->of->ask.whom == ASK_NOBODY) return true;
     return s->heads && !(s->alias && (p->of->ask.value != COL_PLAIN || p->of->needs & NEED_VALUES));
 }
@@ -81,6 +82,47 @@ int ranked_first(const void *a, const void *b) {
     const Ranked *x = a, *y = b;
     if (x->score != y->score) return x->score > y->score ? -1 : 1;
     return x->at - y->at;
+}
+void ranked_select(Ranked *x, int n, int k) {
+    for (int lo = 0, hi = n - 1; lo < hi && k < n;) { /* Hoare's quickselect: x[k] comes to its place */
+        const Ranked pivot = x[lo + (hi - lo) / 2];
+        int i = lo, j = hi;
+        while (i <= j) {
+            while (ranked_first(&x[i], &pivot) < 0) i++;
+            while (ranked_first(&pivot, &x[j]) < 0) j--;
+            if (i > j) break;
+            const Ranked swapped = x[i];
+            x[i++] = x[j], x[j--] = swapped;
+        }
+        if (k > j && k < i) return;
+        if (k <= j) hi = j;
+        if (k >= i) lo = i;
+    }
+}
+/* In four vectors of 16 bytes, which every processor has. */
+static real dot_parts(const real *a, const real *b, int n) {
+    enum { EACH = 16 / sizeof(real), PARTS = 4, STEP = PARTS * EACH };
+    typedef real Part __attribute__((vector_size(16), aligned(sizeof(real)), may_alias));
+    Part sum[PARTS] = {{0}};
+    real total = 0;
+    int k = 0;
+    for (; k + STEP <= n; k += STEP)
+        for (int i = 0; i < PARTS; i++) sum[i] += *(const Part *)(a + k + i * EACH) * *(const Part *)(b + k + i * EACH);
+    const Part all = (sum[0] + sum[1]) + (sum[2] + sum[3]);
+    for (int i = 0; i < (int)EACH; i++) total += all[i];
+    for (; k < n; k++) total += a[k] * b[k];
+    return total;
+}
+void policy_dots(const PageChoice *c, const real *query, int width, real *out) {
+    enum { AHEAD = 8, LINE = 64 / sizeof(real) };
+    for (int i = 0; i < c->n; i++) {
+        /* summaries lie anywhere: some are asked for while others are read */
+        for (int k = 0; i + AHEAD < c->n && k < width; k += LINE) __builtin_prefetch(c->page[i + AHEAD] + k);
+        out[i] = dot_parts(query, c->page[i], width);
+    }
+}
+void policy_bound_query(const real *q, int D, real *out) {
+    for (int d = 0; d < D; d++) out[d] = q[d] > 0 ? 0 : q[d], out[D + d] = q[d] > 0 ? q[d] : 0;
 }
 void policy_bounds(const real *keys, int P, int D, real *out) {
     real *low = out, *high = out + D;

@@ -52,7 +52,8 @@ typedef struct {
     double reads;                  /* rows that a step reads, as budget; of those: */
     int recent, page;              /* newest rows that are read anyway; rows of a page */
     int uneven;                    /* shadowkv: pages with a key unlike the rest, read in addition */
-    double channels;               /* hybrid: share of a key's channels that pages are judged by */
+    double channels;               /* hybrid, infinigen: share of a key's channels that pages are judged by */
+    double below;                  /* infinigen: scores that are read, below the largest by so much */
     double even;                   /* adakv: share of the rows that lanes have alike */
 } PolicyCfg;
 
@@ -111,16 +112,19 @@ typedef struct {
     int at;
 } Ranked;
 int ranked_first(const void *, const void *);
+/* Brings the first k of n in that order to the front, in any order among themselves. */
+void ranked_select(Ranked *, int n, int k);
 /* What `judge` is given: one query, and of its lane the pages that it may leave out, which are full and without recent
  * rows, oldest first. */
 typedef struct {
     const PolicyCfg *p;
     int n, group, D;         /* pages; query heads of the lane; width of a key */
-    const real *q;           /* (group,D) */
+    int most;                /* pages that are read of them; `judge` may lower it */
+    const real *q;           /* (group,D); of a policy that guesses, guessed ones */
     real scale;              /* of scores, before a softmax; no policy applies a cap */
     const real *const *page; /* (n) what `summary` wrote of each */
     real *score;             /* (n) to be written, 0 before: pages with the highest are read */
-    real *each;              /* (n) scratch */
+    real *each, *query;      /* (n) (2 D) scratch */
     Ranked *order;           /* (max of n, D) scratch */
 } PageChoice;
 
@@ -150,6 +154,10 @@ struct Policy {
     void (*summary)(const real *keys, int P, int D, real *out);
     int summary_channels, summary_more;
     void (*judge)(PageChoice *);
+    /* `judge` is given queries that the layer before guessed (Mixer.queries). Layers whose queries nobody guesses, as
+     * the first, read all rows; a model with no other is refused. */
+    bool guesses;
+    bool fewer;               /* `judge` may lower `most`: it is asked even where all pages could be read */
     void (*divide)(Choice *); /* after `select`: writes PolicyLane.budget, whose sum stays; NULL: lanes keep alike */
     bool varies;
 };
@@ -158,7 +166,7 @@ struct Policy {
 #define POLICIES(X) \
     X(window) X(random) X(knorm) X(h2o) X(vatp) X(scissorhands) X(tova) X(snapkv) X(pyramidkv) X(adakv) \
     X(simlayerkv) X(nacl) X(morphkv) X(fastgen) X(hashevict) X(expected) X(rocketkv) X(kvzip) X(quest) \
-    X(hybrid) X(shadowkv)
+    X(hybrid) X(shadowkv) X(infinigen)
 /* clang-format on */
 #define POLICY_DECLARED(name) extern const Policy policy_##name;
 POLICIES(POLICY_DECLARED)
@@ -230,6 +238,11 @@ void policy_keep(PolicyLane *);
 void policy_pool(Choice *);
 /* A `summary` (2,D): the smallest and the largest number of each channel. */
 void policy_bounds(const real *keys, int P, int D, real *out);
+/* For `judge`. out (n): the products of `query` with the first `width` numbers of each page's summary. */
+void policy_dots(const PageChoice *, const real *query, int width, real *out);
+/* For `judge`, of summaries of policy_bounds: out (2,D), whose product with a summary is sum_d max(q_d low_d, q_d
+ * high_d). */
+void policy_bound_query(const real *q, int D, real *out);
 /* For `judge`. Each x (n) becomes e^x over the sum of all; -inf becomes 0. At least one is finite. */
 void policy_softmax(real *x, int n);
 /* For `select`. score = kept += stat: what all queries so far gave each row. */

@@ -4,17 +4,12 @@
  * Sparsity for Efficient Long-Context LLM Inference", arXiv:2406.10774. */
 #include "policy.h"
 
-static real quest_bound(const real *low, const real *high, const real *q, int group, int D) {
-    real best = -(real)INFINITY;
-    for (int g = 0; g < group; g++, q += D) {
-        real sum = 0;
-        for (int d = 0; d < D; d++) sum += q[d] > 0 ? q[d] * high[d] : q[d] * low[d];
-        best = sum > best ? sum : best;
-    }
-    return best;
-}
 static void quest_judge(PageChoice *c) {
-    for (int i = 0; i < c->n; i++) c->score[i] = quest_bound(c->page[i], c->page[i] + c->D, c->q, c->group, c->D);
+    for (int g = 0; g < c->group; g++) {
+        policy_bound_query(c->q + g * c->D, c->D, c->query);
+        policy_dots(c, c->query, 2 * c->D, c->each);
+        for (int i = 0; i < c->n; i++) c->score[i] = g && c->score[i] > c->each[i] ? c->score[i] : c->each[i];
+    }
 }
 static const Key own[] = {POLICY_READS_KEYS("0.25", "64", "16"), {0}};
 static const Key keys[] = {{0}};

@@ -9,6 +9,13 @@ enum { SELECT_ROWS = 16 };
 static int page_at(const Slot *s, int lane, int at) {
     return s->t.table[(size_t)lane * (size_t)s->t.maxpages + (size_t)(at % s->t.maxpages)];
 }
+/* Position of the newest row of a full page. */
+static int page_newest(const Slot *s, int page) {
+    int newest = 0;
+    if (s->summed[page]) return s->newest[page];
+    for (int r = 0; r < s->t.P; r++) newest = imax(newest, s->t.pos[(size_t)page * (size_t)s->t.P + (size_t)r]);
+    return newest;
+}
 /* What the policy keeps of a full page. keys: scratch for those of a page. */
 static const real *page_summary(const Slot *s, int page, real *keys) {
     const KvShape *k = &s->t.s;
@@ -23,14 +30,9 @@ static const real *page_summary(const Slot *s, int page, real *keys) {
             memcpy(keys + r * D, part, D * sizeof *keys);
     }
     s->policy.read->summary(keys, s->t.P, k->kdim, out);
+    s->newest[page] = page_newest(s, page);
     s->summed[page] = true;
     return out;
-}
-/* Position of the newest row of a full page. */
-static int page_newest(const Slot *s, int page) {
-    int newest = 0;
-    for (int r = 0; r < s->t.P; r++) newest = imax(newest, s->t.pos[(size_t)page * (size_t)s->t.P + (size_t)r]);
-    return newest;
 }
 static int pages_read(const PolicyCfg *p, int tokens) {
     const double rows = p->reads > 1 ? p->reads : p->reads * tokens;
@@ -45,26 +47,28 @@ static int pages_older(const Slot *s, int lane, int pos, int recent, Ranked *out
         if (page_newest(s, page_at(s, lane, at)) < pos - recent) out[n++].at = at;
     return n;
 }
+/* Whether a query that may read `most` of so many older pages leaves some out, or may do so. */
+static bool pages_judged(const PolicyCfg *p, int older, int most) { return older > (p->read->fewer ? 0 : most); }
 typedef struct {
     Lanes t;
     int *off, *seq, *of, *pos, *first, *idx;
     Ranked *page, *order; /* pages of a lane; scratch of a policy, as the rest is but for `leave` */
     const real **summary;
-    real *score, *each, *keys;
+    real *score, *each, *query, *keys;
     bool *leave;
 } Reading;
-/* Of `older` pages of a lane, those that the query does not read: all but `most`. */
+/* Of `older` pages of a lane, those that the query does not read: all but `most` at the most. */
 static void reading_leaves(const Slot *s, const PolicyCfg *p, Reading *x, int lane, const real *q, int group,
                            real scale, int older, int most) {
     const int first = s->t.lo[lane] / s->t.P;
-    PageChoice c = {p, older, group, s->t.s.kdim, q, scale, x->summary, x->score, x->each, x->order};
+    PageChoice c = {p, older, group, s->t.s.kdim, most, q, scale, x->summary, x->score, x->each, x->query, x->order};
     for (int i = 0; i < older; i++)
         x->summary[i] = page_summary(s, page_at(s, lane, x->page[i].at), x->keys), x->score[i] = 0;
     p->read->judge(&c);
     for (int i = 0; i < older; i++)
         x->page[i].score = x->score[i] == x->score[i] ? x->score[i] : -(real)INFINITY; /* NaN has no order */
-    qsort(x->page, (size_t)older, sizeof *x->page, ranked_first);
-    for (int i = most; i < older; i++) x->leave[x->page[i].at - first] = true;
+    ranked_select(x->page, older, c.most);
+    for (int i = c.most; i < older; i++) x->leave[x->page[i].at - first] = true;
 }
 /* Row `m` of the reading, in lane h: the table of what it reads of the slot's lane. */
 static void reading_lane(const Slot *s, const PolicyCfg *p, Reading *x, int m, int h, int lane, const real *q,
@@ -75,7 +79,7 @@ static void reading_lane(const Slot *s, const PolicyCfg *p, Reading *x, int m, i
     const int older = selects ? pages_older(s, lane, x->pos[m], p->recent, x->page) : 0,
               most = pages_read(p, x->pos[m] + 1);
     for (int at = lo / P; at * P < hi; at++) x->leave[at - lo / P] = false;
-    if (older > most) reading_leaves(s, p, x, lane, q, group, scale, older, most);
+    if (pages_judged(p, older, most)) reading_leaves(s, p, x, lane, q, group, scale, older, most);
     for (int at = lo / P; at * P < hi; at++)
         if (!x->leave[at - lo / P]) table[n++] = page_at(s, lane, at);
     t->s0[to] = t->lo[to] = lo % P;
@@ -95,6 +99,7 @@ static Reading reading_place(Run *r, const Slot *s) {
     x.summary = arena_take(r->host, pages * sizeof *x.summary, "summaries of pages");
     x.score = arena_take(r->host, pages * sizeof(real), "scores of pages");
     x.each = arena_take(r->host, pages * sizeof(real), "scores of pages by a head");
+    x.query = arena_take(r->host, 2 * (size_t)s->t.s.kdim * sizeof(real), "query of some channels");
     x.leave = arena_take(r->host, pages, "pages to leave out");
     x.keys = arena_take(r->host, (size_t)s->t.P * (size_t)s->t.s.kdim * sizeof(real), "keys of a page");
     x.t.nseq = SELECT_ROWS, x.t.s.sparse = true;
@@ -112,14 +117,15 @@ static void select_some(Run *r, const Slot *s, const Kv *pass, Tensor o, Tensor 
     Batch own = {.B = n, .N = n, .off = x->off, .seq = x->seq, .of = x->of, .pos = x->pos, .first = x->first};
     Run v = *r;
     q = TENSOR(R(q) + at * (size_t)Dk, REAL, n, H, Dk);
+    const real *judges = s->policy.read->guesses ? R(r->guess) + at * (size_t)Dk : R(q);
     for (int i = 0; i < n && !measuring(r); i++) {
         const int row = r->out.idx[m + i], seq = b->seq[b->of[row]];
         const bool selects = row_selects(s, b, row);
         x->seq[i] = x->of[i] = x->idx[i] = x->off[i] = i, x->pos[i] = b->pos[row];
         x->first[i] = b->first[row] < 0 ? -1 : i;
         for (int h = 0; h < K; h++)
-            reading_lane(s, &s->policy, x, i, h, seq * K + h, R(q) + (size_t)(i * H + h * (H / K)) * (size_t)Dk, H / K,
-                         spec.scale, selects);
+            reading_lane(s, &s->policy, x, i, h, seq * K + h, judges + (size_t)(i * H + h * (H / K)) * (size_t)Dk,
+                         H / K, spec.scale, selects);
     }
     if (!measuring(r)) x->off[n] = n;
     own.history = true, own.id = b->id;
@@ -127,14 +133,19 @@ static void select_some(Run *r, const Slot *s, const Kv *pass, Tensor o, Tensor 
     r->ops->attend_lanes(&v, TENSOR(R(o) + at * (size_t)Dv, REAL, n, H, Dv), TENSOR(R(lse) + at, REAL, n, H), q, &x->t,
                          pass, spec, merge);
 }
+bool kv_selects(const Cache *c, const Batch *b) {
+    for (int i = 0; c->after && i < b->N; i++)
+        if (b->first[i] < 0 && b->pos[i] >= c->after[b->seq[b->of[i]]]) return true;
+    return false;
+}
 /* Whether a row of the pass leaves a page out. */
 static bool select_any(const Slot *s, Reading *x, const Run *r) {
     const Batch *b = r->batch;
     for (int m = 0; m < r->out.n; m++) {
         const int row = r->out.idx[m], seq = b->seq[b->of[row]];
         for (int h = 0; h < s->t.s.lanes && row_selects(s, b, row); h++)
-            if (pages_older(s, seq * s->t.s.lanes + h, b->pos[row], s->policy.recent, x->page) >
-                pages_read(&s->policy, b->pos[row] + 1))
+            if (pages_judged(&s->policy, pages_older(s, seq * s->t.s.lanes + h, b->pos[row], s->policy.recent, x->page),
+                             pages_read(&s->policy, b->pos[row] + 1)))
                 return true;
     }
     return false;
@@ -142,7 +153,7 @@ static bool select_any(const Slot *s, Reading *x, const Run *r) {
 
 bool select_attend(Run *r, const Slot *s, const Kv *pass, Tensor o, Tensor lse, Tensor q, AttnSpec spec, bool merge) {
     const RunMark mark = run_mark(r);
-    if (!s->policy.read || spec.window) return false;
+    if (!s->policy.read || spec.window || (s->policy.read->guesses && !present(r->guess))) return false;
     Reading x = reading_place(r, s);
     const bool some = measuring(r) || select_any(s, &x, r);
     for (int m = 0; some && m < (measuring(r) ? 1 : r->out.n); m += SELECT_ROWS)

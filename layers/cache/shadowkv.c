@@ -24,16 +24,13 @@ static void shadowkv_summary(const real *keys, int P, int D, real *out) {
 static void shadowkv_judge(PageChoice *c) {
     const int uneven = imin(c->p->uneven, c->n);
     for (int i = 0; i < c->n; i++) c->order[i] = (Ranked){-c->page[i][c->D], i};
-    qsort(c->order, (size_t)c->n, sizeof *c->order, ranked_first);
+    ranked_select(c->order, c->n, uneven);
     for (int g = 0; g < c->group && uneven < c->n; g++) {
-        for (int k = 0; k < c->n; k++) {
-            const int i = c->order[k].at;
-            real sum = 0;
-            for (int d = 0; d < c->D; d++) sum += c->q[g * c->D + d] * c->page[i][d];
-            c->each[i] = k < uneven ? -(real)INFINITY : c->scale * sum;
-        }
-        policy_softmax(c->each, c->n);
-        for (int i = 0; i < c->n; i++) c->score[i] = c->each[i] > c->score[i] ? c->each[i] : c->score[i];
+        policy_dots(c, c->q + g * c->D, c->D, c->each);
+        for (int i = 0; i < c->n; i++) c->each[i] *= c->scale;
+        for (int k = 0; k < uneven; k++) c->each[c->order[k].at] = -(real)INFINITY;
+        if (c->group > 1) policy_softmax(c->each, c->n); /* of one head it changes no order */
+        for (int i = 0; i < c->n; i++) c->score[i] = g && c->each[i] < c->score[i] ? c->score[i] : c->each[i];
     }
     for (int k = 0; k < uneven; k++) c->score[c->order[k].at] = (real)INFINITY;
 }

@@ -28,7 +28,8 @@ struct Slot {
     PolicyCfg policy;        /* read: which pages a step reads; NULL: all. Else: */
     const int *after;        /* (nseq) position from which queries of a sequence select, the cache's */
     real *summary;           /* (npages,policy_summary) what is kept of pages that are full, */
-    bool *summed;            /* (npages) where it is up to date */
+    bool *summed;            /* (npages) where it is up to date, and so is: */
+    int *newest;             /* (npages) the position of a page's newest row */
     size_t *read;            /* bytes of rows that this pass has read; NULL: no lanes */
     const Rope *turn;        /* how keys and queries are rotated; NULL: they are not, or not alike */
     int max_tokens;

@@ -157,6 +157,19 @@ static Tensor gqa_gated(Run *r, const GqaCfg *c, const S *s) {
     r->ops->sigmoid_gate(r, y, s->o, s->gate);
     return y;
 }
+static void gqa_queries(Run *r, const void *cfg, const void *w_, Tensor x, const Kv *kv, Tensor q) {
+    const GqaCfg *c = cfg;
+    const GqaW *w = w_;
+    Mark mark = arena_mark(r->scratch);
+    const int M = r->out.n, H = c->heads;
+    const bool normed = present(w->nq);
+    const Tensor raw = normed ? SCRATCH(r, "guessed projection", M, H, c->head_dim) : q,
+                 rstd = normed ? SCRATCH(r, "its norm", M, c->qk_norm_wide ? 1 : H) : ABSENT;
+    r->ops->linear(r, raw, wanted_rows(r, x), w->wq, w->bq);
+    gqa_turn(r, c, r->out, q, raw, rstd, w->nq);
+    kv_turn_queries(r, kv, q);
+    arena_release(r->scratch, mark);
+}
 /* The inner function of forward (without a history) and extend (with one). */
 static void gqa_run(Run *r, const GqaCfg *c, const GqaW *w, Tensor x, Kv *kv, S *s, const Slot *history, Tensor y) {
     Projection p[4];
@@ -279,6 +292,7 @@ const Mixer gqa_mixer = {
     .backward = gqa_backward,
     .extend = gqa_extend,
     .flops = gqa_flops,
+    .queries = gqa_queries,
     .turns = gqa_turns,
     .publishes_only = gqa_publishes_only,
     .takes_bf16 = true,

@@ -112,10 +112,18 @@ static const real *bias_of(real mem[KB], const Kv *kv, int h, int j, int n) {
     return mem;
 }
 
-/* The scores of n keys, ld apart, which are read once, in place. */
-static void scores(Block *b, const real *keys, size_t ld, int n) {
-    for (int j = 0; j < n; j++)
+/* Asks for n elements at p. */
+INLINE void ask(const real *p, int n) {
+    for (int k = 0; k < n; k += 64 / (int)sizeof(real)) __builtin_prefetch(p + k, 0, 2);
+}
+/* The scores of n keys, ld apart, which are read once, in place. Keys and values that are read next (NULL: nobody knows
+ * which) are asked for meanwhile. */
+static void scores(Block *b, const real *keys, size_t ld, int n, const real *next_keys, const real *next_values,
+                   size_t ldv) {
+    for (int j = 0; j < n; j++) {
+        if (next_keys) ask(next_keys + (size_t)j * ld, b->Dk), ask(next_values + (size_t)j * ldv, b->Dv);
         for (int i = 0; i < b->n; i++) b->s[i * KB + j] = dot(b->q + i * b->Dk, keys + (size_t)j * ld, b->Dk);
+    }
 }
 
 /* Cap n scores of an entry; slope (NULL: not wanted) receives the derivatives. */
@@ -422,7 +430,7 @@ static void attend(Run *r, Tensor o, Tensor lse, Tensor q, const Kv *rows, AttnS
                                      in_vectors(m), false);
                         } else if (few) {
                             scores(&k, R(kv->k) + ((size_t)j * (size_t)lanes + (size_t)h) * (size_t)Dk,
-                                   (size_t)lanes * (size_t)Dk, m);
+                                   (size_t)lanes * (size_t)Dk, m, NULL, NULL, 0);
                         } else {
                             memset(k.s, 0, (size_t)n * KB * sizeof(real));
                             tile_mm(k.s, KB, k.q, (size_t)Dk, 1, R(kt) + panel * (size_t)Dk, KB, n, Dk, in_vectors(m));

@@ -76,13 +76,12 @@ static void attend_rows(Block *k, const Lanes *t, int lane, int from, int to, in
             absorb(k, NULL, 0, below, t->pos + first, bias, row, n);
             continue;
         }
-        if (direct(k, as)) { /* a lane's pages lie anywhere: while one is read the next is asked for */
-            ptrdiff_t ahead = 0;
-            if (row + n < to)
-                ahead =
-                    ((ptrdiff_t)t->table[(size_t)lane * (size_t)t->maxpages + (size_t)((row + n) / P % t->maxpages)] -
+        ptrdiff_t ahead = 0; /* a lane's pages lie anywhere: while one is read the next is asked for */
+        if (row + n < to)
+            ahead = ((ptrdiff_t)t->table[(size_t)lane * (size_t)t->maxpages + (size_t)((row + n) / P % t->maxpages)] -
                      page) *
                     (ptrdiff_t)page_bytes;
+        if (direct(k, as)) {
             direct_scores(k, as, key_parts, n, ahead);
             soften(k, t->pos + first, bias, row, n);
             direct_values(k, as, value_parts, n, t->s.alias ? 0 : ahead);
@@ -95,7 +94,9 @@ static void attend_rows(Block *k, const Lanes *t, int lane, int from, int to, in
             if (!t->s.alias) decoded(wide + KB * Dk, &t->s, value_parts, n);
         }
         if (k->n <= FEW_ENTRIES) { /* decoding: the keys are read once, packing them would cost more than the product */
-            scores(k, keys, (size_t)Dk, n);
+            const bool asks = ahead && as == READ_REAL;
+            scores(k, keys, (size_t)Dk, n, asks ? (const real *)(key + ahead) : NULL, (const real *)(value + ahead),
+                   ldv);
         } else {
             pack(k->kt, keys, (size_t)Dk, n, Dk);
             memset(k->s, 0, (size_t)k->n * KB * sizeof(real));

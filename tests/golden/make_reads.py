@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
 """make_reads.py: which cached rows each query reads, by the rules of Quest (arXiv:2406.10774), RocketKV's second stage
-(arXiv:2502.14051, "hybrid") and ShadowKV (arXiv:2410.21465), typed here from their texts.
+(arXiv:2502.14051, "hybrid"), ShadowKV (arXiv:2410.21465) and InfiniGen (arXiv:2406.19707), typed here from their texts.
 
 Keys and queries are the drawn ones of make_policies.py. After the prompt, each token's query gives every page a score
 and reads the pages of the highest; pages that are not full or hold recent rows are read anyway.
@@ -10,7 +10,9 @@ tests/layers/test_policy_golden.c compares what the program's attention reads. n
 """
 import math
 import numpy as np
-from make_policies import DIM, GROUP, K, LANES, PROMPT, Q, SLOTS, TOKENS
+from make_policies import DIM, GROUP, HEADS, K, LANES, PROMPT, Q, SLOTS, TOKENS, tensor
+
+GUESSED = tensor(3, HEADS)  # the queries that the layer before guesses; nobody guesses those of slot 0
 
 
 def softmax(x):
@@ -47,6 +49,18 @@ def shadowkv(pages, q, o):
     return score
 
 
+def infinigen(pages, q, o):
+    """Tokens near the largest partial score: each head counts those within `below` of it, the mean of the counts is
+    read, those with the least distance of a head."""
+    few = np.argsort(-np.abs(q).sum(axis=0), kind="stable")[:int(DIM * o["channels"])]
+    s = q[:, few] @ pages.mean(axis=1)[:, few].T / math.sqrt(DIM)
+    off = s.max(axis=1, keepdims=True) - s
+    score = -off.min(axis=0)
+    order = np.argsort(-score, kind="stable")
+    score[order[int((off < o["below"]).sum() / len(q)):]] = -np.inf
+    return score
+
+
 def reads(rule, slot, lane, t, o):
     """Positions of the cached rows that the query at position t reads, as bits."""
     page, recent = o["page"], o["recent"]
@@ -58,8 +72,12 @@ def reads(rule, slot, lane, t, o):
     most = math.ceil(max(0, rows - recent) / page - 1e-9) + o.get("uneven", 0)
     if older:
         pages = np.array([K[slot, first:first + page, lane] for first in older])
-        score = rule(pages, Q[slot, t, lane * GROUP:(lane + 1) * GROUP], o)
-        chosen += [older[i] for i in np.argsort(-score, kind="stable")[:most]]
+        guesses = rule is infinigen
+        if guesses and slot == 0:
+            return (1 << t) - 1
+        q = GUESSED if guesses else Q
+        score = rule(pages, q[slot, t, lane * GROUP:(lane + 1) * GROUP], o)
+        chosen += [older[i] for i in np.argsort(-score, kind="stable")[:most] if score[i] > -np.inf]
     return sum(1 << j for first in chosen for j in range(first, min(t, first + page)))
 
 
@@ -71,10 +89,14 @@ if __name__ == "__main__":
                  "hybrid:reads=12,recent=2,page=2,channels=0.13", "hybrid:reads=30,recent=5,page=5,channels=0.7",
                  "shadowkv:reads=20,recent=4,page=4,uneven=2", "shadowkv:reads=0.3,recent=3,page=3,uneven=0",
                  "shadowkv:reads=5,recent=5,page=5,uneven=4", "shadowkv:reads=9,recent=2,page=2,uneven=5",
-                 "shadowkv:reads=12,recent=8,page=8,uneven=1"):
+                 "shadowkv:reads=12,recent=8,page=8,uneven=1", "infinigen:reads=20,recent=1,page=1,channels=0.3,below=0.4",
+                 "infinigen:reads=0.3,recent=3,page=1,channels=0.5,below=4",
+                 "infinigen:reads=1000,recent=2,page=1,channels=1,below=1.5",
+                 "infinigen:reads=1000,recent=4,page=4,channels=0.25,below=0.3",
+                 "infinigen:reads=12,recent=6,page=2,channels=0.7,below=1"):
         name, _, words = spec.partition(":")
         o = {k: float(v) for k, v in (word.split("=") for word in words.split(","))}
-        o = {k: int(v) if k not in ("reads", "channels") else v for k, v in o.items()}
+        o = {k: int(v) if k not in ("reads", "channels", "below") else v for k, v in o.items()}
         print(spec)
         for t in range(PROMPT, TOKENS):
             print(t, *(format(reads(globals()[name], s, lane, t, o), "x") for s in range(SLOTS)

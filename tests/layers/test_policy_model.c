@@ -2,6 +2,7 @@
  * prompt and single tokens in every cut. */
 #include "infer/session.h"
 #include "layers/cache/codec.h"
+#include "layers/gqa/gqa.h"
 #include "model/cost.h"
 #include "tests/lib/rig.h"
 #include "tests/lib/zoo.h"
@@ -29,7 +30,8 @@ static const char *const stacks[] = {"knorm+adakv",
                                      "rocketkv+hybrid",
                                      "snapkv+hybrid",
                                      "h2o+shadowkv",
-                                     "knorm+adakv+shadowkv"};
+                                     "knorm+adakv+shadowkv",
+                                     "snapkv+infinigen"};
 enum { STACKS = sizeof stacks / sizeof *stacks };
 static const char *policy_text(int k) {
     int n = 0;
@@ -71,6 +73,7 @@ static PolicyCfg settings(const char *text, bool full, int every) {
             if (!strcmp(k->name, "reads")) value = full ? "1000" : "8";
             if (!strcmp(k->name, "recent") || !strcmp(k->name, "page")) value = "5";
             if (!strcmp(k->name, "uneven")) value = "1";
+            if (!strcmp(k->name, "below")) value = full ? "1e9" : "0.5";
             if (value) n += snprintf(spec + n, sizeof spec - (size_t)n, "%c%s=%s", set++ ? ',' : ':', k->name, value);
         }
     }
@@ -85,8 +88,10 @@ static bool open_case(ModelCase *c, int i, const PolicyCfg *p) {
     cr_assert(device_open(&c->dev, "cpu", 1, &e), "%s", e.msg);
     if (!model_open(&c->m, c->dev, &c->cfg, (ModelOpts){.policy = p, .poison = true}, &e)) {
         const bool rows = strstr(e.msg, "no layer of this model stores a row per token"),
-                   asks = strstr(e.msg, "it needs queries of ordinary attention") && p->of->ask.whom != ASK_NOBODY;
-        cr_assert(e.status == EXIT_INPUT && (rows || asks), "%s", e.msg);
+                   asks = strstr(e.msg, "it needs queries of ordinary attention") &&
+                          (p->of->ask.whom != ASK_NOBODY || (p->read && p->read->guesses)),
+                   guesses = strstr(e.msg, "no layer of this model can be guessed") && p->read && p->read->guesses;
+        cr_assert(e.status == EXIT_INPUT && (rows || asks || guesses), "%s", e.msg);
         device_close(c->dev);
         model_cfg_free(&c->cfg);
         return false;
@@ -217,7 +222,7 @@ Test(policy_model, capped_scores_are_not_asked) {
     static const char *const caps[] = {"0", "20"};
     for (int k = 0; k < 2; k++) {
         char *text =
-            xformat("{\"d_model\":8,\"layers\":1,\"vocab\":5,\"max_positions\":8,\"kinds\":{\"a\":{\"mixer\":\"gqa\","
+            xformat("{\"d_model\":8,\"layers\":2,\"vocab\":5,\"max_positions\":8,\"kinds\":{\"a\":{\"mixer\":\"gqa\","
                     "\"heads\":2,\"soft_cap\":%s}},\"pattern\":[\"a\"],\"ffn\":{\"kind\":\"swiglu\",\"hidden\":4}}",
                     caps[k]);
         for (int i = 0; policy_text(i); i++) {
@@ -229,7 +234,8 @@ Test(policy_model, capped_scores_are_not_asked) {
             cr_assert(device_open(&dev, "cpu", 1, &e) && model_cfg_from_json(&cfg, text, strlen(text), "capped", &e),
                       "%s", e.msg);
             const bool ok = model_open(&m, dev, &cfg, (ModelOpts){.policy = &p, .dry = true}, &e);
-            cr_expect_eq(ok, k == 0 || p.of->ask.whom == ASK_NOBODY, "%s, cap %s: %s", policy_text(i), caps[k], e.msg);
+            cr_expect_eq(ok, k == 0 || (p.of->ask.whom == ASK_NOBODY && !(p.read && p.read->guesses)), "%s, cap %s: %s",
+                         policy_text(i), caps[k], e.msg);
             if (ok)
                 model_close(&m);
             else
@@ -472,7 +478,8 @@ Test(policy_model, each_policy_on_each_mixer) {
         for (size_t i = 0; i < sizeof mixer / sizeof *mixer; i++) {
             const PolicyCfg p = settings(policy_text(k), false, EVERY);
             const bool asks = p.of->ask.whom != ASK_NOBODY,
-                       values = p.of->ask.value != COL_PLAIN || p.of->needs & NEED_VALUES,
+                       values =
+                           p.of->ask.value != COL_PLAIN || p.of->needs & NEED_VALUES || (p.read && p.read->guesses),
                        want = mixer[i].rows && (mixer[i].asks || !asks) && (mixer[i].values || !values);
             ModelCase c;
             const bool ok = open_case(&c, zoo_find(mixer[i].name), &p); /* looks at the line of a refusal */
@@ -498,4 +505,46 @@ Test(policy_model, what_a_policy_lacks_is_said) {
               e.msg);
     device_close(dev);
     model_cfg_free(&cfg);
+}
+
+/* Layers that add nothing leave the stream as it is, so a guess from the layer before is the query itself: reading by
+ * guesses is reading by queries, bit for bit. Here layer 2 alone adds something; a layer after it is guessed while it
+ * reads its own guess. In a model whose layers all add something the two differ. */
+static const char *const turned[] = {"\"rope\":\"default\"", "\"rope\":\"default\",\"qk_norm\":true,\"out_gate\":true",
+                                     "\"rope\":\"default\",\"qk_norm_wide\":true,\"qkv_bias\":true"};
+static void guess_case(ModelCase *c, int i, bool adds, const Policy *read, Result *r, const int *tok) {
+    char *text =
+        xformat("{\"d_model\":16,\"layers\":4,\"vocab\":32,\"max_positions\":64,\"kinds\":{\"a\":{\"mixer\":\"gqa\","
+                "\"heads\":4,\"kv_heads\":2,\"head_dim\":8,%s}},\"pattern\":[\"a\"],\"ffn\":{\"kind\":\"none\"}}",
+                turned[i]);
+    Err e = {0};
+    PolicyCfg p = settings("infinigen", false, 0);
+    if (read) p.of = p.read = read;
+    *c = (ModelCase){0};
+    cr_assert(model_cfg_from_json(&c->cfg, text, strlen(text), "guessed", &e), "%s", e.msg);
+    cr_assert(device_open(&c->dev, "cpu", 1, &e), "%s", e.msg);
+    cr_assert(model_open(&c->m, c->dev, &c->cfg, (ModelOpts){.policy = &p, .poison = true}, &e), "%s", e.msg);
+    model_init(&c->m, 7);
+    for (int l = 0; l < 4; l += l == 1 ? 2 : 1) {
+        const Tensor wo = ((const GqaW *)c->m.w.layer[l].mix)->wo;
+        for (int k = 0; k < wo.n[0] * wo.n[1]; k++) R(wo)[k] *= (real)(adds ? 20 : 0);
+    }
+    pieces(c, tok, T, T, r);
+    close_case(c);
+    free(text);
+}
+Test(policy_model, a_guess_is_the_next_layers_query) {
+    Policy own = policy_infinigen;
+    int tok[T];
+    own.guesses = false;
+    tokens(tok, 32, 3);
+    for (int i = 0; i < 3; i++) {
+        Result got = result_new(32), want = result_new(32);
+        ModelCase c;
+        guess_case(&c, i, false, NULL, &got, tok), guess_case(&c, i, false, &own, &want, tok);
+        CHECK_BYTES(turned[i], got.logits, want.logits, (size_t)(T * 32) * sizeof(real));
+        guess_case(&c, i, true, NULL, &got, tok), guess_case(&c, i, true, &own, &want, tok);
+        cr_assert(distance(got.logits, want.logits, T * 32) > 1e-6, "%s: not guessed", turned[i]);
+        free(got.logits), free(want.logits);
+    }
 }

@@ -119,8 +119,9 @@ static bool policy_has(const Policy *p, const char *key) {
         if (!strcmp(k->name, key)) return true;
     return false;
 }
-/* The policy with a budget: its share of the prompt's rows, or, of one without such a setting, as many newest rows. A
- * policy that can wait for the end of the prompt does so, unless its settings say when. */
+/* The policy with a budget: its share of the prompt's rows; of one that selects what a step reads, the share of the
+ * text's; of one without such a setting, as many newest rows. A policy that can wait for the end of the prompt does so,
+ * unless its settings say when. */
 static char *spec_at(const Comparison *c, const char *base, double budget) {
     PolicyCfg p;
     Err e = {0};
@@ -128,6 +129,8 @@ static char *spec_at(const Comparison *c, const char *base, double budget) {
     char *spec = xformat("%s%s", base, strchr(base, ':') ? "," : ":"), *more;
     if (policy_has(p.of, "budget"))
         more = xformat("%sbudget=%g", spec, budget);
+    else if (p.of == p.read)
+        more = xformat("%sreads=%g", spec, budget);
     else
         more = xformat("%swindow=%d", spec, imax(1, (int)lround(budget * c->prompt) - p.sinks));
     free(spec);

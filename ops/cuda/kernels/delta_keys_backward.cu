@@ -171,8 +171,8 @@ DEVICE void fragment_sum(float *to, const float y[8][4], int i0) {
         store_vec(to + sum_at(i0 + g + 8, 8 * n + t2), float2{y[n][2], y[n][3]});
     }
 }
-/* Add the parts of pairs of different blocks. dq, complete before the others, goes to sum.q: with it in registers to the
- * end the kernel needs more than there are. */
+/* Add the parts of pairs of different blocks. dq, complete before the others, goes to sum.q: with it in registers to
+ * the end the kernel needs more than there are. */
 DEVICE void from_pairs(KeysBackTile *m, const Delta &x, const Chunk &c, size_t row, float dq[8][4], float later[8][4],
                        float earlier[8][4]) {
     int warp = (int)threadIdx.x / 32, i0 = 16 * warp;
