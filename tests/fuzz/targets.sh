@@ -91,9 +91,9 @@ fuzz_library() {
         return 77
     fi
     # clang takes minutes to optimise and instrument kernels, which no parser calls: they are compiled without either.
-    make --no-print-directory CC=clang BUILD="$to" CFLAGS="$fuzz_flags -O0" "$to"/f32/ops/cpu/gemm_bf16.amx.o \
+    make --no-print-directory "CC=$(command -v ccache >/dev/null && echo ccache) clang" BUILD="$to" CFLAGS="$fuzz_flags -O0" "$to"/f32/ops/cpu/gemm_bf16.amx.o \
         "$to"/f32/ops/cpu/{cpu,gemm_bf16}.{baseline,avx2,avx512,avx512bf16}.o >"$to/log" 2>&1
-    make --no-print-directory CC=clang BUILD="$to" SAN=1 CFLAGS="-fsanitize=fuzzer-no-link $fuzz_flags" "$to/f32/lib.a" \
+    make --no-print-directory "CC=$(command -v ccache >/dev/null && echo ccache) clang" BUILD="$to" SAN=1 CFLAGS="-fsanitize=fuzzer-no-link $fuzz_flags" "$to/f32/lib.a" \
         >"$to/log" 2>&1 || { tail -n 20 "$to/log"; return 1; }
 }
 fuzz_build() { # build folder, target: BUILD/fuzz/NAME
