@@ -203,9 +203,9 @@ static void wide_groups(Run *r, Tensor y, Tensor x, Groups g, const Tensor *w) {
     cuda_ops()->linear_groups(r, y, x, g, w);
     r->dev->products_bf16 = true;
 }
-static void wide_groups_backward(Run *r, Tensor dx, Tensor *dw, Tensor dy, Tensor x, Groups g, const Tensor *w) {
+static void wide_groups_backward(Run *r, Into dx, Tensor *dw, Tensor dy, Tensor x, Groups g, const Tensor *w) {
     r->dev->products_bf16 = false;
-    cuda_ops()->linear_groups_backward(r, add_to(dx), dw, dy, x, g, w);
+    cuda_ops()->linear_groups_backward(r, dx, dw, dy, x, g, w);
     r->dev->products_bf16 = true;
 }
 static void plant_groups(Ops *o) { o->linear_groups = wide_groups; }
