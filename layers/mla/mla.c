@@ -267,8 +267,8 @@ static void attend_expanded(Run *r, const MlaCfg *c, const W *w, const Kv *kv, S
     r->ops->attend(r, s->o, s->lse, s->q, &e, mla_attn(c), merge);
     arena_release(r->scratch, mark);
 }
-/* Overwrite the gradients of queries; put those of the rows in kv into dk, and add to those of Wb. Sums for dk have its dtype: they are rounded if
- * nothing else adds to it. */
+/* Overwrite the gradients of queries; put those of the rows in kv into dk, and add to those of Wb. Sums for dk have its
+ * dtype: they are rounded if nothing else adds to it. */
 static void mla_attend_backward(Run *r, const MlaCfg *c, const W *w, W *dw, const Kv *kv, const S *s, Tensor dout,
                                 Tensor dq, Into dk) {
     Mark mark = arena_mark(r->scratch);
