@@ -51,7 +51,6 @@ static inline Into add_to(Tensor t) { return (Into){t, false}; }
 static inline Into overwrite(Tensor t) { return (Into){t, true}; }
 /* The same memory as rows of width `w`: (count/w, w). */
 Tensor tensor_rows(Tensor t, int w);
-static inline Into into_rows(Into x, int w) { return (Into){tensor_rows(x.t, w), x.overwrite}; }
 /* The same memory from row `row` of the first dimension on, `n` rows. An absent tensor gives an absent one. */
 Tensor tensor_part(Tensor t, int row, int n);
 static inline Into into_part(Into x, int row, int n) { return (Into){tensor_part(x.t, row, n), x.overwrite}; }

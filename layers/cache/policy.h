@@ -238,7 +238,7 @@ void policy_keep(PolicyLane *);
 void policy_pool(Choice *);
 /* A `summary` (2,D): the smallest and the largest number of each channel. */
 void policy_bounds(const real *keys, int P, int D, real *out);
-/* For `judge`. out (n): the products of `query` with the first `width` numbers of each page's summary. */
+/* For `judge`. out (n): the products of `query` with the first `width` values of each page's summary. */
 void policy_dots(const PageChoice *, const real *query, int width, real *out);
 /* For `judge`, of summaries of policy_bounds: out (2,D), whose product with a summary is sum_d max(q_d low_d, q_d
  * high_d). */
