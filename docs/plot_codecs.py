@@ -4,7 +4,8 @@
     python3 docs/plot_codecs.py KVSMITH TEXT MODEL...    prints the table and the plot of docs/codecs.md
 
 Every model (byte tokens) reads WINDOWS pieces of the text's last tenth, which training with val_fraction 0.1 did not
-see. The logits are those of `kvsmith logits`, whose own rows are already what the codec leaves of them. numpy only.
+see. The logits are those of `kvsmith logits`, whose own rows are already what the codec leaves of them. Positions from FROM on
+count: those before see rows of kivi as they were computed. numpy only.
 """
 import json
 import subprocess
@@ -13,9 +14,10 @@ import tempfile
 
 import numpy as np
 
-WINDOWS, LENGTH = 24, 256
+WINDOWS, LENGTH, FROM = 24, 512, 64
 CODECS = ("f32", "bf16", "int8", "int8:rotate=yes", "fp8", "fp8:rotate=yes", "int4", "int4:rotate=yes", "int4:group=64",
-          "int4:group=64,rotate=yes", "int3", "int3:rotate=yes", "int2", "int2:rotate=yes")
+          "int4:group=64,rotate=yes", "int3", "int3:rotate=yes", "int2", "int2:rotate=yes", "kivi4", "kivi4:group=64", "kivi4:rotate=yes", "kivi3",
+          "kivi3:rotate=yes", "kivi2", "kivi2:rotate=yes")
 
 
 def bits(codec, width=64):
@@ -24,7 +26,7 @@ def bits(codec, width=64):
         return {"f32": 32, "bf16": 16}[name]
     if name in ("int8", "fp8"):
         return 8 + 32 / width
-    return int(name[3]) + 32 / (64 if "group=64" in settings else 32)
+    return int(name[-1]) + 32 / (64 if "group=64" in settings else 32)
 
 
 def logits(program, model, tokens, codec, tmp):
@@ -50,11 +52,11 @@ with tempfile.TemporaryDirectory() as tmp:
         dense = logits(program, model, tokens, "f32", tmp + "/out")
         for codec in CODECS:
             got = logits(program, model, tokens, codec, tmp + "/out")
-            kl = (np.exp(dense) * (dense - got)).sum(-1)
-            nll = -np.take_along_axis(got[:, :-1], windows[:, 1:, None], -1)[..., 0]
+            kl = (np.exp(dense) * (dense - got)).sum(-1)[:, FROM:]
+            nll = -np.take_along_axis(got[:, FROM:-1], windows[:, FROM + 1:, None], -1)[..., 0]
             for h in range(2):  # halves of the windows: pieces of text apart from one another
                 part = slice(h * WINDOWS // 2, (h + 1) * WINDOWS // 2)
-                rows[codec].append((kl[part].mean(), np.exp(nll[part].mean()), (dense.argmax(-1) == got.argmax(-1))[part].mean()))
+                rows[codec].append((kl[part].mean(), np.exp(nll[part].mean()), (dense.argmax(-1) == got.argmax(-1))[part, FROM:].mean()))
 print("| codec | bits a number | KL, nats a token | spread | perplexity | same first choice |")
 print("|---|---|---|---|---|---|")
 dense_ppl = np.array([p for _, p, _ in rows["f32"]])
@@ -62,8 +64,8 @@ for c in CODECS:
     kl, ppl, same = map(np.array, zip(*rows[c]))
     print(f"| `{c}` | {bits(c):g} | {kl.mean():.2e} | {kl.min():.1e} to {kl.max():.1e} | "
           f"{ppl.mean():.3f} ({100 * (ppl / dense_ppl - 1).mean():+.2f} %) | {100 * same.mean():.1f} % |")
-print("\nnats a token (log scale, each line a factor of 3.16), over bits a number; r: keys rotated\n")
-points = [(bits(c), np.log10(max(np.mean([k for k, _, _ in rows[c]]), 1e-12)), "r" if "rotate" in c else "o") for c in CODECS
+print("\nnats a token (log scale, each line a factor of 3.16), over bits a number; r: keys rotated; k, R: the same of kivi\n")
+points = [(bits(c), np.log10(max(np.mean([k for k, _, _ in rows[c]]), 1e-12)), ("R" if "kivi" in c else "r") if "rotate" in c else "k" if "kivi" in c else "o") for c in CODECS
           if c not in ("f32", "bf16")]
 high = max(y for _, y, _ in points)
 for line in range(int(np.ceil((high - min(y for _, y, _ in points)) * 2)) + 1):

@@ -264,6 +264,7 @@ typedef struct {
     Saved saved;
     uint64_t model, seed, drawn; /* fingerprint; of the draws, how many were made before */
 } Continued;
+enum { SESSION_MARKS = 8 };
 
 static bool continued_open(Continued *c, const Args *a, const Prompts *p, Err *e) {
     FileOut o;
@@ -300,6 +301,7 @@ static bool continued_begin(const Continued *c, Session *s, GenOpts *o, bool qui
     if (!saved_restore(&c->saved, s, 0, c->model, e)) return false;
     while (same < t->length && same < g->nprompt - 1 && g->prompt[same] == t->tok[same]) same++;
     o->held = session_rewind(s, 0, same);
+    session_mark(s, 0); /* where the next text begins */
     o->drawn = c->drawn;
     o->resumes = o->held && !c->a->prompt && !c->a->prompt_file;
     if (!o->held && !quiet)
@@ -344,6 +346,7 @@ static bool generate_run(Args *a, const Cli *cli, Err *e) {
         SessionOpts so = {.nseq = imin((int)a->batch, p.n),
                           .spare = generate_spare(p.n, p.g),
                           .chunk = (int)a->chunk,
+                          .marks = kept ? SESSION_MARKS : 0,
                           .document = -1, /* a prompt is one sequence, end-of-text in it or not */
                           .plain = a->plain,
                           .max_tokens = (int)(a->max_new < context - longest ? longest + a->max_new : context)};

@@ -315,7 +315,7 @@ static bool info_codecs(const Cli *cli, Err *e) {
     for (int i = 0; codec_at(i); i++) {
         const RowCodec *c = codec_at(i);
         const char *settings = c->group ? "group=32 rotate=no" : codec_rotates(c) ? "rotate=no" : "";
-        const int small = (int)c->bytes(c, 64), large = (int)c->bytes(c, 128);
+        const int small = (int)codec_part_bytes(c, 64), large = (int)codec_part_bytes(c, 128);
         if (cli->json)
             json_array_append_new(list, json_pack("{s:s, s:s, s:i, s:i, s:s}", "codec", c->name, "meaning", c->meaning,
                                                   "bytes_of_64", small, "bytes_of_128", large, "settings", settings));

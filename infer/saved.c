@@ -3,6 +3,7 @@
 #include "layers/cache/codec.h"
 #include "ops/checksum.h"
 #include <errno.h>
+#include <limits.h>
 
 enum { WORD = 600 };
 static const char FORMAT[] = "kvsmith-session-1";
@@ -103,12 +104,26 @@ static uint64_t saved_checksum(const char *header, size_t n, const KvParts *part
     return h;
 }
 
+static const char MARK[] = "mark.";
+/* What a session in a file keeps of marks: those of the sequence. */
+static void saved_marks(const Session *s, int seq, KvParts *parts) {
+    for (int i = 0; i < s->marks.n; i++) {
+        const StateMark *m = &s->marks.mark[i];
+        if (m->seq != seq || m->length >= s->next[seq]) continue;
+        KvPart x = {.dtype = REAL == F64 ? "F64" : "F32", .n = s->marks.bytes / sizeof(real), .bytes = s->marks.bytes};
+        snprintf(x.name, sizeof x.name, "%s%d", MARK, m->length);
+        x.p = memcpy(xcalloc(x.bytes, 1), m->state, x.bytes);
+        parts->part = xrealloc(parts->part, (size_t)(parts->cap = parts->n + 1), sizeof(KvPart));
+        parts->part[parts->n++] = x;
+    }
+}
 bool saved_write(const Session *s, int seq, const char *path, const SavedText *text, uint64_t model, Err *e) {
     KvParts parts;
     FileOut o;
     CHECK(text->length == session_length(s, seq) && text->length > 0 && text->n >= text->length, "%d of %d tokens, %d",
           text->length, text->n, session_length(s, seq));
     kv_save(&s->cache, seq, &parts);
+    saved_marks(s, seq, &parts);
     int *tok = xcalloc((size_t)text->n, sizeof *tok);
     memcpy(tok, text->tok, (size_t)text->n * sizeof *tok);
     parts.part = xrealloc(parts.part, (size_t)(parts.cap = parts.n + 1), sizeof(KvPart));
@@ -215,6 +230,39 @@ static bool saved_agrees(const Saved *s, const char *what, const char *have, Err
     return !strcmp(is, have) ||
            err_input(e, "%.100s: saved with %s %.80s, but this session has %.80s", s->st.path, what, is, have);
 }
+/* The length of a mark whose part this is, 0: it is none, below 0: it is no mark of this session. */
+static int mark_length(const Saved *s, const KvPart *x, size_t bytes) {
+    const size_t n = sizeof MARK - 1;
+    char *end;
+    if (strncmp(x->name, MARK, n)) return 0;
+    errno = 0;
+    const long length = strtol(x->name + n, &end, 10);
+    const bool sound = x->name[n] >= '1' && x->name[n] <= '9' && !*end && !errno && length < s->text.length;
+    return sound && bytes && x->bytes == bytes && !strcmp(x->dtype, REAL == F64 ? "F64" : "F32") ? (int)length : -1;
+}
+static bool marks_sound(const Saved *s, const Session *to, Err *e) {
+    const size_t bytes = kv_mark_bytes(&to->cache);
+    for (int i = 0; i < s->parts.n; i++)
+        if (mark_length(s, &s->parts.part[i], bytes) < 0)
+            return err_input(
+                e, "%.140s: %.40s: expected the state of a length below %d, %zu elements of %s, got %zu of %s",
+                s->st.path, s->parts.part[i].name, s->text.length, bytes / sizeof(real), REAL == F64 ? "F64" : "F32",
+                s->parts.part[i].n, s->parts.part[i].dtype);
+    return true;
+}
+/* From the oldest on. */
+static void marks_restore(const Saved *s, Session *to, int seq) {
+    for (int last = 0, next; last < INT_MAX; last = next) {
+        const KvPart *found = NULL;
+        next = INT_MAX;
+        for (int i = 0; i < s->parts.n; i++) {
+            const int length = mark_length(s, &s->parts.part[i], kv_mark_bytes(&to->cache));
+            if (length > last && length < next) next = length, found = &s->parts.part[i];
+        }
+        char *room = found ? marks_put(&to->marks, seq, next) : NULL;
+        if (room) memcpy(room, found->p, found->bytes);
+    }
+}
 bool saved_restore(const Saved *s, Session *to, int seq, uint64_t model, Err *e) {
     const Model *m = to->model;
     char word[WORD];
@@ -233,9 +281,12 @@ bool saved_restore(const Saved *s, Session *to, int seq, uint64_t model, Err *e)
     if (s->text.length > to->opts.max_tokens)
         return err_input(e, "%.200s: %d tokens, but the context has %d; give a larger --context", s->st.path,
                          s->text.length, to->opts.max_tokens);
+    if (!marks_sound(s, to, e)) return false;
     if (!kv_restore(&to->cache, seq, s->text.length, &s->parts, &why))
         return err_input(e, "%.140s: %.150s", s->st.path, why.msg);
     to->next[seq] = s->text.length;
+    marks_drop(&to->marks, seq, 0);
+    marks_restore(s, to, seq);
     if (to->fed) memcpy(session_fed(to, seq), s->tok, (size_t)s->text.length * sizeof(int));
     return true;
 }

@@ -1,8 +1,8 @@
 /* saved.h: a sequence of a session in a file, so that a later process continues it without computing it again.
  * `generate --save-session` and `--session` call it.
  *
- * The file is a safetensors file. Its tensors are "tokens" (I32) and the parts of layers/cache/saved.h, each of one
- * axis; wide dtypes come first, then it is by name. __metadata__:
+ * The file is a safetensors file. Its tensors are "tokens" (I32), the parts of layers/cache/saved.h, and "mark.N", the
+ * states after N tokens (marks.h), each of one axis; wide dtypes come first, then it is by name. __metadata__:
  *
  *   format    kvsmith-session-1
  *   model     16 hexadecimal digits: the fingerprint of the model (engine_fingerprint)

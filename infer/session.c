@@ -40,6 +40,7 @@ bool session_open(Session *s, const Model *m, SessionOpts o, Err *e) {
         return false;
     }
     if (!o.plain && device_apart(m->dev)) s->cache.graphs = graphs_open(m->dev);
+    marks_open(&s->marks, &s->cache, o.document == -1 ? o.marks : 0);
     s->next = xcalloc((size_t)session_places(s), sizeof(int));
     s->rows = xcalloc(5 * (size_t)o.chunk + 2 * (size_t)o.nseq + 1, sizeof(int));
     s->id = xcalloc((size_t)o.nseq, sizeof(uint64_t));
@@ -51,6 +52,7 @@ void session_close(Session *s) {
     if (!s->model) return;
     graphs_close(s->cache.graphs);
     arena_close(&s->draw);
+    marks_close(&s->marks);
     kv_close(&s->cache);
     workspace_close(&s->own);
     free(s->next);
@@ -65,12 +67,14 @@ void session_close(Session *s) {
 void session_reset(Session *s, int seq) {
     session_place_check(s, seq);
     kv_drop(&s->cache, seq);
+    marks_drop(&s->marks, seq, 0);
     s->next[seq] = 0;
 }
 
 void session_fork(Session *s, int from, int to) {
     session_place_check(s, from), session_place_check(s, to);
     kv_fork(&s->cache, from, to);
+    marks_drop(&s->marks, to, 0);
     s->next[to] = s->next[from];
     if (s->fed) memcpy(session_fed(s, to), session_fed(s, from), (size_t)s->next[from] * sizeof(int));
 }
@@ -79,8 +83,21 @@ int session_rewind(Session *s, int seq, int to) {
     session_place_check(s, seq);
     CHECK(to >= 0 && to <= s->next[seq], "%d tokens of %d", to, s->next[seq]);
     if (to == s->next[seq]) return to;
-    if (!kv_rewind(&s->cache, seq, to)) session_reset(s, seq), to = 0;
-    return s->next[seq] = to;
+    int at = kv_rewind(&s->cache, seq, to, NULL);
+    if (!at && to) at = marks_rewind(&s->marks, &s->cache, seq, to);
+    if (!at) session_reset(s, seq);
+    marks_drop(&s->marks, seq, at);
+    return s->next[seq] = at;
+}
+
+void session_mark(Session *s, int seq) {
+    session_place_check(s, seq);
+    marks_add(&s->marks, &s->cache, seq, s->next[seq]);
+}
+/* After a pass: see session.h. */
+static void pass_mark(Session *s, const Pass *p) {
+    for (int b = 0; s->marks.most && b < p->B; b++)
+        if (p->off[b + 1] - p->off[b] > 1 || s->next[p->seq[b]] % s->opts.chunk == 0) session_mark(s, p->seq[b]);
 }
 
 bool session_prompt_ends(Session *s, int seq, Err *e) {
@@ -219,10 +236,12 @@ static bool extend(Session *s, int B, const Feed *f, Want want, Tensor logits, c
             return false;
         }
         s->read += kv_read(&s->cache);
+        pass_mark(s, &p);
         for (int i = 0; i < own && draws; i++) draws->out[done + i] = s->drawn[i];
         for (int i = p.B - fill; i < p.B; i++) session_reset(s, p.seq[i]);
         done += own;
-        CHECK(b > b0 || p.N == s->opts.chunk || policy_any(s->model->opts.policy), "a pass of %d rows", p.N);
+        CHECK(b > b0 || p.N == s->opts.chunk || policy_any(s->model->opts.policy) || s->cache.block,
+              "a pass of %d rows", p.N);
     }
     if (present(logits))
         CHECK(done == logits.n[0] && logits.n[1] == V, "logits for %d rows, got (%d,%d)", done, logits.n[0],

@@ -14,6 +14,7 @@
  * where end-of-text precedes each document: for scoring a text of several documents (`eval ppl`). A prompt is one
  * sequence, whatever tokens it has: -1. */
 #pragma once
+#include "marks.h"
 #include "model/workspace.h"
 #include "ops/sample.h"
 
@@ -24,6 +25,7 @@ typedef struct {
     int max_tokens;  /* longest document of a sequence */
     int chunk;       /* rows of one pass over all sequences, >= 1; 0: CHUNK_ROWS */
     int page_rows;   /* 0: the cache's default */
+    int marks;       /* states that are kept of earlier lengths, of all sequences, where no `document` starts anew */
     int document;    /* id of the token that starts a document; -1: none, only an empty sequence does */
     bool want_all;   /* logits of every row may be requested, not only those of last rows */
     bool plain;      /* a GPU launches kernel by kernel: nothing is captured and replayed */
@@ -40,6 +42,7 @@ typedef struct {
     int *rows; /* the arrays of a pass, in one block; see session.c */
     int *fed;  /* (nseq,max_tokens) tokens of the documents, if a policy feeds them again; else NULL */
     uint64_t *id;
+    Marks marks;         /* to which session_rewind goes back */
     size_t read;         /* bytes of rows that the passes of the last call read */
     Arena draw;          /* on a GPU, for session_draw: */
     void *drawing;       /* scratch */
@@ -79,9 +82,13 @@ bool session_draw(Session *, int B, const Feed *, SampleRow *rows, Sampled *, Er
 bool session_prompt_ends(Session *, int seq, Err *);
 void session_reset(Session *, int seq);         /* forget everything: empty again */
 void session_fork(Session *, int from, int to); /* `to`, another one, becomes a copy of `from`; its rows are shared */
-/* A sequence goes back to its first `to` tokens, at most as many as it has. Layers that keep every row cut them; if
- * another layer cannot, the sequence starts anew. Returns how many tokens it now has: `to`, or 0. */
+/* A sequence goes back to its first `to` tokens, at most as many as it has. Layers that keep every row cut them; states
+ * go back to the last mark before; if a layer cannot, the sequence starts anew. Returns how many tokens it now has:
+ * `to`, less, or 0. */
 int session_rewind(Session *, int seq, int to);
+/* The sequence as it is can be gone back to. Passes mark sequences by themselves: each of several rows where it ends,
+ * and every `chunk` tokens. */
+void session_mark(Session *, int seq);
 int session_length(const Session *, int seq);   /* tokens of the current document so far */
 size_t session_bytes(const Session *, int seq); /* resident rows and states of the cache */
 /* The same of all sequences that are not empty, rows that several share counted once. */

@@ -1,4 +1,5 @@
 #include "cost.h"
+#include "layers/cache/codec.h"
 #include "optim/state.h"
 
 typedef struct {
@@ -65,6 +66,12 @@ double cost_prefill(const Model *m, int context) {
     return sum;
 }
 
+/* Of a codec that stores rows together: the newest rows wait for a block to be full. */
+static void cost_blocks(const KvShape *s, int context, LayerCache *y) {
+    const int lo = s->window ? imax(0, context - (s->window - 1)) : 0;
+    y->token_bytes = (size_t)s->lanes * block_bytes(s) / (size_t)rows_together(s);
+    y->bytes = (size_t)s->lanes * blocks_bytes(s, 0, imin(s->sinks, lo), lo, context) + y->state_bytes;
+}
 void cost_cache(const Model *m, int context, CacheCost *c) {
     CHECK(context >= 0, "context %d", context);
     *c = (CacheCost){.L = m->L, .context = context};
@@ -85,13 +92,15 @@ void cost_cache(const Model *m, int context, CacheCost *c) {
         y->token_bytes = (size_t)s->lanes * row_bytes(s) + policy_row_bytes(p, s);
         y->state_bytes = ((size_t)s->state + carried(s)) * sizeof(real) + policy_state_bytes(p, s);
         y->bytes = (size_t)y->rows * y->token_bytes + y->state_bytes;
+        if (rows_together(s)) cost_blocks(s, context, y);
         c->bytes_per_token += y->token_bytes;
         c->grows_per_token += s->window ? 0 : y->token_bytes;
         c->state_bytes += y->state_bytes;
         c->at_most |= s->evicts;
         c->bytes_at_context += y->bytes;
     }
-    c->mha_bytes_per_token = 2 * (size_t)m->L * part_bytes(&(KvShape){.codec = m->opts.codec}, m->cfg.d_model);
+    c->mha_bytes_per_token =
+        2 * (size_t)m->L * codec_part_bytes(m->opts.codec ? m->opts.codec : &codec_f32, m->cfg.d_model);
     c->mha_bytes_at_context = c->mha_bytes_per_token * (size_t)context;
 }
 

@@ -92,8 +92,15 @@ int model_varying(const Model *m) {
     return -1;
 }
 
-/* A codec that rotates keys has some that are not values too: these would come back mixed. */
+/* A codec that rotates keys has some that are not values too: these would come back mixed. Rows that are stored
+ * together cannot leave one by one. */
 static bool open_codec(const Model *m, const RowCodec *codec, Err *e) {
+    for (int l = 0; codec && codec->block && l < m->L; l++)
+        if (m->layer[l].owner && m->layer[l].rows.evicts)
+            return err_input(e,
+                             "--cache-dtype %s: layer %d merges or evicts rows one by one, and this codec stores %d "
+                             "together; take another, such as int4",
+                             codec->name, l, codec->block);
     for (int l = 0; codec && codec->rotate && l < m->L; l++)
         if (m->layer[l].owner && m->layer[l].rows.lanes && m->layer[l].rows.alias)
             return err_input(e,
@@ -114,6 +121,12 @@ static bool open_policy(Model *m, const PolicyCfg *p, Err *e) {
     bool rows = false, suits = false, guessed = false;
     const RowCodec *codec = m->opts.codec;
     if (!policy_any(p)) return true;
+    if (codec && codec->block)
+        return err_input(
+            e,
+            "--policy %s: rows leave or are read one by one, and --cache-dtype %s stores %d together; take "
+            "another codec, such as int4",
+            p->of ? p->of->name : p->read->name, codec->name, codec->block);
     if (codec && codec->rotate && p->of->needs & NEED_TURNS)
         return err_input(
             e,

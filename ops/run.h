@@ -44,6 +44,12 @@ struct RowCodec {
     void (*decode)(const RowCodec *, real *to, const void *part, int width);
     int bits, group; /* of ROWS_PACKED: bits of a code, values that share a scale (ops/packed.h) */
     bool rotate;     /* keys are rotated (Ops.hadamard) before they are stored, and so are the queries that meet them */
+    /* Rows that are stored together, on the CPU, once there are so many; until then as `real`s; 0: each alone. A block
+     * has a piece for each element of the key, of that element in all its rows, then a piece for the value of each. */
+    int block;
+    size_t (*piece_bytes)(const RowCodec *, int width);
+    void (*piece_encode)(const RowCodec *, void *piece, const real *from, int width);
+    void (*piece_decode)(const RowCodec *, real *to, const void *piece, int width);
 };
 
 /* Ops.hadamard: values of a piece of a row of `width`. */
@@ -92,6 +98,15 @@ static inline size_t part_bytes(const KvShape *s, int width) {
 static inline size_t key_bytes(const KvShape *s) { return part_bytes(s, s->kdim); }
 static inline size_t value_bytes(const KvShape *s) { return s->alias ? 0 : part_bytes(s, s->vdim); }
 static inline size_t row_bytes(const KvShape *s) { return key_bytes(s) + value_bytes(s); }
+/* Rows of a block, 0: there are none. Bytes of its keys, and of all of it. */
+static inline int rows_together(const KvShape *s) { return s->codec && s->lanes ? s->codec->block : 0; }
+static inline size_t block_key_bytes(const KvShape *s) {
+    return (size_t)s->kdim * s->codec->piece_bytes(s->codec, s->codec->block);
+}
+static inline size_t block_bytes(const KvShape *s) {
+    const size_t values = s->alias ? 0 : (size_t)s->codec->block * s->codec->piece_bytes(s->codec, s->vdim);
+    return block_key_bytes(s) + values;
+}
 /* The values of lane 0 of the pass's rows; those of the next lane are *step values on, of the next row *ld. */
 static inline real *kv_values(const Kv *kv, size_t *step, size_t *ld) {
     *step = (size_t)(kv->s.alias ? kv->s.kdim : kv->s.vdim);
@@ -114,17 +129,21 @@ typedef struct {
  * numbers its rows 0,1,2...; row r lies in page table[lane*maxpages + r/P % maxpages] at place r % P. Visible:
  * lo..hi-1, and the sinks s0..min(s0+sinks,lo)-1. A page holds P keys (key_bytes), then P values (value_bytes; alias:
  * keys alone). Positions ascend with the rows, but not where rows are evicted or are sparse: there a row may lie
- * anywhere. */
+ * anywhere. Page npages + i is block i of a codec that stores P rows together: its bytes lie in `blocks`. */
 typedef struct {
     KvShape s;
-    int nseq, P, maxpages, npages;
+    int nseq, P, maxpages, npages, nblocks;
     int *s0, *lo, *hi; /* (nseq*lanes) */
     int *table;        /* (nseq*lanes, maxpages); -1 = no page */
-    int *pos;          /* (npages, P) position of each row in its document */
+    int *pos;          /* (npages + nblocks, P) position of each row in its document */
     bool *evicted;     /* (npages, P) evicted; NULL unless s.evicts */
     int *tail;         /* (nseq*lanes) number of the newest row; NULL unless s.evicts */
     Tensor data;       /* (npages, P*row_bytes) in bytes: of REAL or BF16 by rows_as, else of words of 4 bytes */
+    Tensor blocks;     /* (nblocks, block_bytes), in words of 4 bytes */
 } Lanes;
+static inline char *lanes_block(const Lanes *t, int page) {
+    return (char *)t->blocks.p + (size_t)(page - t->npages) * block_bytes(&t->s);
+}
 
 /* Run.mode, by or. A pass of inference that writes its history has none. */
 enum {

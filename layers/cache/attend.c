@@ -8,7 +8,7 @@ static void attend_counts(const Run *r, const Slot *s) {
         const int q = b->of[r->out.idx[m]];
         if (q == last || b->first[r->out.idx[m]] >= 0) continue;
         last = q;
-        for (int h = 0; h < s->t.s.lanes; h++) *s->read += (size_t)kv_rows(s, b->seq[q], h) * row_bytes(&s->t.s);
+        for (int h = 0; h < s->t.s.lanes; h++) *s->read += slot_lane_bytes(s, b->seq[q] * s->t.s.lanes + h);
     }
 }
 void kv_attend(Run *r, const Slot *s, const Kv *pass, Tensor o, Tensor lse, Tensor q, AttnSpec spec, bool merge) {

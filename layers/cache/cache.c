@@ -30,6 +30,10 @@ bool kv_begin(Cache *c, const Batch *b, Err *e) {
                 int lane = b->seq[q] * s->t.s.lanes + h, hi = s->t.hi[lane], n = b->off[q + 1] - b->off[q];
                 CHECK(hi + n - s->t.s0[lane] <= (s->t.maxpages - 1) * s->t.P, "lane of %d rows, %d more",
                       hi - s->t.s0[lane], n);
+                if (s->t.nblocks) {
+                    blocks_begin(s, lane, b, q);
+                    continue;
+                }
                 for (int row = hi; row < hi + n; row = (row / s->t.P + 1) * s->t.P) slot_own_page(s, lane, row);
             }
     if (c->mirror) dirty_copy_flush(c->mirror);
@@ -136,6 +140,9 @@ static void cache_append(const Run *r, Slot *s, const Kv *pass, const int *accep
             int lane = b->seq[q] * K + h, w = s->t.hi[lane];
             if (s->t.s.evicts) s->evicts[lane] = !new_document && row_evicts(pass, h, from, end);
             if (s->t.s.carry_rows) carry_on(s, b->seq[q], h, from, end, d);
+            if (new_document && s->t.nblocks) w = blocks_first(s, w);
+            CHECK(!s->t.nblocks || w / s->t.P == (w + end - from - 1) / s->t.P, "rows %d to %d of several blocks", w,
+                  w + end - from - 1);
             s->s0_next[lane] = new_document ? w : s->t.s0[lane];
             s->lo_next[lane] = new_document ? w : s->t.lo[lane];
             for (int j = from; j < end; j++) {
@@ -178,6 +185,7 @@ static void cache_end(Cache *c, Slot *s, const Batch *b, const int *accept) {
             /* the next query is one position on: of a window it sees the newest window-1 rows */
             if (s->t.s.window && stored) lo = imax(lo, hi - (s->t.s.window - 1));
             slot_show(s, lane, s->s0_next[lane], lo, hi);
+            if (s->t.nblocks) blocks_store(s, lane);
         }
         slot_moves_done(c, s);
     }
@@ -193,31 +201,60 @@ void kv_drop(Cache *c, int seq) {
         for (int h = 0; h < c->slot[i].t.s.lanes; h++) slot_show(&c->slot[i], seq * c->slot[i].t.s.lanes + h, 0, 0, 0);
 }
 
-static bool slot_rewinds(const Slot *s, int seq, int to) {
+/* Rows of the slot can be cut as long as none has left. */
+static bool slot_cuts(const Slot *s) {
     const KvShape *k = &s->t.s;
-    if (k->state || (k->lanes && (k->carry_rows || k->evicts || s->chosen))) return false;
+    return !k->lanes || !(k->carry_rows || k->evicts || s->chosen);
+}
+static bool slot_rewinds(const Slot *s, int seq, int to, bool marked) {
+    const KvShape *k = &s->t.s;
+    if ((k->state && !marked) || !slot_cuts(s)) return false;
     for (int lane = seq * k->lanes; lane < (seq + 1) * k->lanes; lane++) {
         CHECK(to < s->t.hi[lane] - s->t.s0[lane], "%d tokens of %d", to, s->t.hi[lane] - s->t.s0[lane]);
         if (s->t.lo[lane] != s->t.s0[lane]) return false; /* rows have left the window */
     }
     return true;
 }
-bool kv_rewind(Cache *c, int seq, int to) {
+/* The state of a sequence between the slot and what a mark keeps of it, from which the next slot's follows. */
+static char *slot_mark(const Slot *s, int seq, char *mark, bool save) {
+    const size_t n = (size_t)s->t.s.state * sizeof(real);
+    if (n) slot_bytes(s, (char *)s->state.p + (size_t)seq * n, mark, n, save);
+    return mark + n;
+}
+size_t kv_mark_bytes(const Cache *c) {
+    size_t n = 0;
+    for (int i = 0; i < c->nslots; i++) {
+        if (!slot_cuts(&c->slot[i])) return 0;
+        n += (size_t)c->slot[i].t.s.state * sizeof(real);
+    }
+    return n;
+}
+void kv_mark(const Cache *c, int seq, void *mark) {
+    char *at = mark;
+    for (int i = 0; i < c->nslots; i++) at = slot_mark(&c->slot[i], seq, at, true);
+}
+int kv_rewind(Cache *c, int seq, int to, const void *mark) {
+    const int asked = to;
+    for (int i = 0; c->block && i < c->nslots; i++) to = blocks_rewind(&c->slot[i], seq, to);
+    if (mark && to != asked) return 0;
     for (int i = 0; to && i < c->nslots; i++)
-        if (!slot_rewinds(&c->slot[i], seq, to)) return false;
+        if (!slot_rewinds(&c->slot[i], seq, to, mark != NULL)) return 0;
     if (!to) {
-        kv_drop(c, seq);
-        return true;
+        if (!asked) kv_drop(c, seq);
+        return 0;
     }
     if (c->observed) c->observed[seq] = imin(c->observed[seq], to);
     if (c->after && to < c->after[seq]) c->after[seq] = INT32_MAX;
-    for (int i = 0; i < c->nslots; i++)
-        for (int h = 0; h < c->slot[i].t.s.lanes; h++) {
-            Slot *s = &c->slot[i];
+    char *at = (char *)mark;
+    for (int i = 0; i < c->nslots; i++) {
+        Slot *s = &c->slot[i];
+        if (mark) at = slot_mark(s, seq, at, false);
+        for (int h = 0; h < s->t.s.lanes; h++) {
             const int lane = seq * s->t.s.lanes + h, s0 = s->t.s0[lane];
             slot_show(s, lane, s0, s0, s0 + to);
         }
-    return true;
+    }
+    return to;
 }
 void kv_replay_begin(Cache *c, int seq, int next) {
     CHECK(c->spare >= 0 && seq != c->spare, "no sequence to replay %d in", seq);
@@ -294,7 +331,7 @@ bool kv_open_policy(Cache *c, Device *dev, const PolicyCfg *policy, const KvShap
         }
     }
     for (int i = 0; i < nslots; i++) {
-        if (dev && rows_as(&slots[i]) == ROWS_CODED) {
+        if (dev && (rows_as(&slots[i]) == ROWS_CODED || rows_together(&slots[i]))) {
             kv_close(c);
             return err_input(e, "cache: rows in %s cannot be read on device %s; take another codec or --device cpu",
                              slots[i].codec->name, device_ops(dev)->name);
@@ -307,6 +344,9 @@ bool kv_open_policy(Cache *c, Device *dev, const PolicyCfg *policy, const KvShap
         }
         c->slot[i].dev = dev;
         slot_choose(c, &c->slot[i]);
+        c->block = imax(c->block, rows_together(&slots[i]));
+        CHECK(!rows_together(&slots[i]) || !(slots[i].evicts || c->slot[i].chosen || c->slot[i].policy.read),
+              "rows that are stored together leave one by one");
     }
     size_t tables = cache_place(c);
     if (dry) return true;
@@ -361,8 +401,10 @@ size_t kv_read(const Cache *c) {
     for (int i = 0; i < c->nslots; i++) n += c->slot[i].read ? *c->slot[i].read : 0;
     return n;
 }
-int kv_cut(const Cache *c, int seq) { return c->after && c->after[seq] < INT32_MAX ? c->policy.page : 0; }
-int kv_pages(const Slot *s) { return s->t.npages - s->nunused; }
+int kv_cut(const Cache *c, int seq) {
+    return c->block ? c->block : c->after && c->after[seq] < INT32_MAX ? c->policy.page : 0;
+}
+int kv_pages(const Slot *s) { return s->t.npages - s->nunused + s->t.nblocks - s->nfree_blocks; }
 int kv_rows(const Slot *s, int seq, int lane) {
     lane += seq * s->t.s.lanes;
     return s->t.hi[lane] - s->t.lo[lane] + imax(0, imin(s->t.s0[lane] + s->t.s.sinks, s->t.lo[lane]) - s->t.s0[lane]);
@@ -379,21 +421,27 @@ size_t kv_bytes(const Cache *c, int seq) {
     size_t n = 0;
     for (int i = 0; i < c->nslots; i++) {
         const Slot *s = &c->slot[i];
-        for (int h = 0; h < s->t.s.lanes; h++) n += (size_t)kv_rows(s, seq, h) * cache_row_bytes(c, s);
+        for (int h = 0; h < s->t.s.lanes; h++)
+            n += s->t.nblocks ? slot_lane_bytes(s, seq * s->t.s.lanes + h)
+                              : (size_t)kv_rows(s, seq, h) * cache_row_bytes(c, s);
         n += cache_fixed_bytes(c, s);
     }
     return n;
 }
-/* Rows of a slot that `used` sequences have and that `seen` (npages*P, zero) has not met. */
-static size_t cache_distinct(const Slot *s, const int *used, bool *seen) {
+/* Bytes of rows of a slot that `used` sequences have and that `seen` (pages of P, zero) has not met; a block's are all
+ * met with the first. */
+static size_t cache_distinct(const Cache *c, const Slot *s, const int *used, bool *seen) {
+    const size_t row_size = cache_row_bytes(c, s), P = (size_t)s->t.P;
     size_t n = 0;
     for (int lane = 0; lane < slot_lanes(s); lane++) {
         const Lanes *t = &s->t;
         const int s0 = t->s0[lane], lo = t->lo[lane], sinks = imin(s0 + t->s.sinks, lo);
         if (!used[lane / t->s.lanes]) continue;
         for (int row = s0 < sinks ? s0 : lo; row < t->hi[lane]; row = row + 1 == sinks ? lo : row + 1) {
-            bool *met = &seen[slot_place_of(s, lane, row)];
-            n += !*met;
+            const size_t at = slot_place_of(s, lane, row);
+            const bool coded = at / P >= (size_t)t->npages;
+            bool *met = &seen[coded ? at / P * P : at];
+            if (!*met) n += coded ? block_bytes(&t->s) : row_size;
             *met = true;
         }
     }
@@ -404,8 +452,8 @@ size_t kv_resident(const Cache *c, const int *used) {
     for (int q = 0; q < c->nseq; q++) sequences += used[q] != 0;
     for (int i = 0; i < c->nslots; i++) {
         const Slot *s = &c->slot[i];
-        bool *seen = xcalloc((size_t)s->t.npages * (size_t)s->t.P + 1, sizeof *seen);
-        n += cache_distinct(s, used, seen) * cache_row_bytes(c, s) + sequences * cache_fixed_bytes(c, s);
+        bool *seen = xcalloc(((size_t)s->t.npages + (size_t)s->t.nblocks) * (size_t)s->t.P + 1, sizeof *seen);
+        n += cache_distinct(c, s, used, seen) + sequences * cache_fixed_bytes(c, s);
         free(seen);
     }
     return n;

@@ -15,6 +15,7 @@
 typedef struct Replay Replay;
 typedef struct {
     int nslots, nseq;
+    int block;      /* rows that a codec stores together; 0: each alone */
     int spare;      /* sequence in which a context is fed again, after those of the caller; -1: none */
     Replay *replay; /* what that says about the prompt's rows; NULL: nothing is replayed */
     Slot *slot;
@@ -80,14 +81,24 @@ void kv_replayed(Run *, Cache *, int from, int n, int lo, int hi);
 void kv_replay_drop(Cache *);
 void kv_fork(Cache *, int from, int to); /* `to` becomes a copy of `from`; pages are shared */
 void kv_drop(Cache *, int seq);
-/* Sequence seq, a document of more than `to` tokens, becomes what it was after the first `to`, 0 or more. False, and
- * nothing has changed: it is not known any more, because a slot has a state, carries rows or has let some go. */
-bool kv_rewind(Cache *, int seq, int to);
+/* Sequence seq, a document of more than `to` tokens, becomes what it was after the first `to`, 0 or more, or, where a
+ * codec stores rows together, after the last of whole blocks before that. mark: its states after exactly `to` tokens,
+ * NULL: they are not known. Returns after how many. 0 for a larger `to`, and nothing has changed: it is not known any
+ * more, because a slot has a state, carries rows or has let some go. */
+int kv_rewind(Cache *, int seq, int to, const void *mark);
+/* Bytes of the states of one sequence, with which it could go back; 0: it has none, or a slot could not. */
+size_t kv_mark_bytes(const Cache *);
+/* The states of sequence seq, to host memory of that size. */
+void kv_mark(const Cache *, int seq, void *mark);
 
 /* Whether a row of the batch comes after its sequence's prompt and selects what it reads. */
 bool kv_selects(const Cache *, const Batch *);
 /* Passes from now on must not cross document lengths that are a multiple of this; 0: they may. */
 int kv_cut(const Cache *, int seq);
+
+/* Bytes of the rows of a lane that are seen, s0..sinks-1 and lo..hi-1, as a codec stores them that stores rows together;
+ * s0 begins a block. */
+size_t blocks_bytes(const KvShape *, int s0, int sinks, int lo, int hi);
 
 /* Reports and tests. */
 size_t kv_read(const Cache *);                /* bytes of rows that the last pass read, of all sequences and readers */

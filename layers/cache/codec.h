@@ -3,12 +3,20 @@
  * A codec is a RowCodec (ops/run.h). encode stores one part, the key or the value of a row, in bytes(width) bytes, and
  * decode reads it back. What is decoded and encoded again must be the same bytes: a pass sees its own rows as kv_settle
  * leaves them, encoded and decoded, and stores these. Both must give what is not finite back as such. The functions
- * read the settings of the RowCodec that they are given, of which there may be several. */
+ * read the settings of the RowCodec that they are given, of which there may be several. A codec with a block stores
+ * rows together (blocks.c): its encode and decode are those of rows that wait, its pieces those of the block. */
 #pragma once
 #include "ops/run.h"
 
 enum { CODEC_NAMES_MAX = 120 };
-extern const RowCodec codec_f32, codec_bf16, codec_int8, codec_fp8, codec_int4, codec_int3, codec_int2;
+extern const RowCodec codec_f32, codec_bf16, codec_int8, codec_fp8, codec_int4, codec_int3, codec_int2, codec_kivi4,
+    codec_kivi3, codec_kivi2;
+/* What several codecs share: rows as `real`s, and packed codes of RowCodec.bits and .group. */
+size_t codec_f32_bytes(const RowCodec *, int width), codec_packed_bytes(const RowCodec *, int width);
+void codec_f32_encode(const RowCodec *, void *part, const real *from, int width);
+void codec_f32_decode(const RowCodec *, real *to, const void *part, int width);
+void codec_packed_encode(const RowCodec *, void *part, const real *from, int width);
+void codec_packed_decode(const RowCodec *, real *to, const void *part, int width);
 const RowCodec *codec_at(int i); /* NULL: there are fewer */
 /* With its default settings; NULL: none has this name. */
 const RowCodec *codec_find(const char *name);
@@ -16,4 +24,6 @@ const RowCodec *codec_find(const char *name);
 void codec_names(char out[CODEC_NAMES_MAX]);
 /* NAME or NAME:KEY=VALUE,...: group=32|64 of packed codes, rotate=yes|no of every codec but f32 and bf16. */
 bool codec_parse(const char *text, RowCodec *, Err *);
+/* Bytes of a part of so many elements among many rows. */
+size_t codec_part_bytes(const RowCodec *, int width);
 bool codec_rotates(const RowCodec *); /* it can: `rotate` is a setting of it */

@@ -1,19 +1,19 @@
 /* codecs.c: the table of codecs, the two that are types of numbers, and the text of --cache-dtype. */
 #include "codec.h"
 
-static size_t f32_bytes(const RowCodec *c, int width) { return (void)c, (size_t)width * sizeof(real); }
-static void f32_encode(const RowCodec *c, void *part, const real *from, int width) {
-    memcpy(part, from, f32_bytes(c, width));
+size_t codec_f32_bytes(const RowCodec *c, int width) { return (void)c, (size_t)width * sizeof(real); }
+void codec_f32_encode(const RowCodec *c, void *part, const real *from, int width) {
+    memcpy(part, from, codec_f32_bytes(c, width));
 }
-static void f32_decode(const RowCodec *c, real *to, const void *part, int width) {
-    memcpy(to, part, f32_bytes(c, width));
+void codec_f32_decode(const RowCodec *c, real *to, const void *part, int width) {
+    memcpy(to, part, codec_f32_bytes(c, width));
 }
 const RowCodec codec_f32 = {.name = "f32",
                             .meaning = "as they are computed",
                             .as = ROWS_REAL,
-                            .bytes = f32_bytes,
-                            .encode = f32_encode,
-                            .decode = f32_decode};
+                            .bytes = codec_f32_bytes,
+                            .encode = codec_f32_encode,
+                            .decode = codec_f32_decode};
 
 static size_t bf16_bytes(const RowCodec *c, int width) { return (void)c, (size_t)width * sizeof(uint16_t); }
 static void bf16_encode(const RowCodec *c, void *part, const real *from, int width) {
@@ -34,7 +34,8 @@ const RowCodec codec_bf16 = {.name = "bf16",
                              .decode = bf16_decode};
 
 static const RowCodec *const codecs[] = {
-    &codec_f32, &codec_bf16, &codec_int8, &codec_fp8, &codec_int4, &codec_int3, &codec_int2,
+    &codec_f32,  &codec_bf16, &codec_int8,  &codec_fp8,   &codec_int4,
+    &codec_int3, &codec_int2, &codec_kivi4, &codec_kivi3, &codec_kivi2,
 };
 enum { CODECS = sizeof codecs / sizeof *codecs, WORD_MOST = 40 };
 
@@ -55,7 +56,10 @@ void codec_names(char out[CODEC_NAMES_MAX]) {
 
 /* ---- settings ----------------------------------------------------------------------------------------------------*/
 
-bool codec_rotates(const RowCodec *c) { return c->as != ROWS_REAL && c->as != ROWS_BF16; }
+size_t codec_part_bytes(const RowCodec *c, int width) {
+    return c->block ? c->piece_bytes(c, width) : c->bytes(c, width);
+}
+bool codec_rotates(const RowCodec *c) { return c->block || (c->as != ROWS_REAL && c->as != ROWS_BF16); }
 static bool setting_take(RowCodec *c, const char *word, Err *e) {
     if (c->group && (!strcmp(word, "group=32") || !strcmp(word, "group=64"))) return c->group = atoi(word + 6), true;
     if (codec_rotates(c) && (!strcmp(word, "rotate=yes") || !strcmp(word, "rotate=no")))

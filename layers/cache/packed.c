@@ -2,13 +2,13 @@
 #include "codec.h"
 #include "ops/packed.h"
 
-static size_t codec_packed_bytes(const RowCodec *c, int width) { return packed_bytes(c->bits, c->group, width); }
+size_t codec_packed_bytes(const RowCodec *c, int width) { return packed_bytes(c->bits, c->group, width); }
 static void packed_put(uint32_t *codes, int bits, int n, int k, int q) {
     const int low = packed_low(bits);
     codes[k * low / 32] |= ((uint32_t)q & ((1u << low) - 1)) << k * low % 32;
     if (bits == 3) codes[packed_words(low, n) + k / 32] |= (uint32_t)q >> 2 << k % 32;
 }
-static void packed_encode(const RowCodec *c, void *part, const real *from, int width) {
+void codec_packed_encode(const RowCodec *c, void *part, const real *from, int width) {
     const int top = (1 << c->bits) - 1;
     uint32_t *to = part;
     memset(part, 0, codec_packed_bytes(c, width));
@@ -29,7 +29,7 @@ static void packed_encode(const RowCodec *c, void *part, const real *from, int w
         to += packed_group_bytes(c->bits, n) / 4;
     }
 }
-static void packed_decode(const RowCodec *c, real *to, const void *part, int width) {
+void codec_packed_decode(const RowCodec *c, real *to, const void *part, int width) {
     const uint32_t *from = part;
     for (int at = 0, n; at < width; at += n) {
         n = imin(c->group, width - at);
@@ -37,10 +37,10 @@ static void packed_decode(const RowCodec *c, real *to, const void *part, int wid
         from += packed_group_bytes(c->bits, n) / 4;
     }
 }
-#define PACKED(bits_, means)                                                                    \
-    {                                                                                           \
-        .name = "int" #bits_, .meaning = means, .as = ROWS_PACKED, .bytes = codec_packed_bytes, \
-        .encode = packed_encode, .decode = packed_decode, .bits = bits_, .group = 32            \
+#define PACKED(bits_, means)                                                                     \
+    {                                                                                            \
+        .name = "int" #bits_, .meaning = means, .as = ROWS_PACKED, .bytes = codec_packed_bytes,  \
+        .encode = codec_packed_encode, .decode = codec_packed_decode, .bits = bits_, .group = 32 \
     }
 const RowCodec codec_int4 = PACKED(4, "in 4 bits, with a scale and a zero for each group of elements"),
                codec_int3 = PACKED(3, "in 3 bits, otherwise as int4"),

@@ -8,6 +8,7 @@ enum { TOKENS_MAX = 1 << 28 };
 
 bool slot_shape(Slot *s, const KvShape *shape, int nseq, int max_tokens, int max_rows, int P) {
     Lanes *t = &s->t;
+    if (rows_together(shape)) P = rows_together(shape);
     *s = (Slot){.t = {.s = *shape, .nseq = nseq, .P = P}, .max_tokens = max_tokens};
     CHECK(!shape->evicts || !shape->window, "rows that evict are kept by no window");
     if (!shape->lanes) return true;
@@ -19,11 +20,17 @@ bool slot_shape(Slot *s, const KvShape *shape, int nseq, int max_tokens, int max
     s->ring = imin(max_tokens, imax(1, imin(shape->delay, max_tokens)) + max_rows) + 1;
     int lane = t->maxpages; /* pages one lane can hold: a window keeps its sinks, its rows, and those of one pass */
     if (shape->window) lane = imin(lane, (sinks + P - 1) / P + 1 + (window + max_rows) / P + 3);
-    return !__builtin_mul_overflow(slot_lanes(s), lane, &t->npages);
+    if (!rows_together(shape)) return !__builtin_mul_overflow(slot_lanes(s), lane, &t->npages);
+    /* in pages are the newest rows alone: those of a document, and of one that begins */
+    int all;
+    t->npages = 2 * slot_lanes(s);
+    return !__builtin_mul_overflow(slot_lanes(s), lane, &t->nblocks) &&
+           !__builtin_add_overflow(t->nblocks, t->npages, &all);
 }
+static size_t pages_all(const Lanes *t) { return (size_t)t->npages + (size_t)t->nblocks; }
 static int *take_ints(Arena *a, size_t n, const char *name) { return arena_take(a, n * sizeof(int), name); }
 void slot_place_tables(Lanes *t, Arena *a) {
-    size_t n = (size_t)t->nseq * (size_t)t->s.lanes, places = (size_t)t->npages * (size_t)t->P;
+    size_t n = (size_t)t->nseq * (size_t)t->s.lanes, places = pages_all(t) * (size_t)t->P;
     if (!n) return;
     t->pos = take_ints(a, places, "cache positions");
     t->table = take_ints(a, n * (size_t)t->maxpages, "cache table");
@@ -51,8 +58,13 @@ void slot_place(Slot *s, Arena *rows, Arena *a) {
         s->s0_next = take_ints(a, (size_t)n, "cache s0'");
         s->lo_next = take_ints(a, (size_t)n, "cache lo'");
         s->hi_next = take_ints(a, (size_t)n, "cache hi'");
-        s->ref = take_ints(a, (size_t)t->npages, "cache references");
+        s->ref = take_ints(a, pages_all(t), "cache references");
         s->unused = take_ints(a, (size_t)t->npages, "cache free pages");
+        if (t->nblocks) {
+            const int words = (int)(block_bytes(&t->s) / sizeof(float));
+            t->blocks = arena_tensor(rows, "cache blocks", F32, 2, (int[]){t->nblocks, words});
+            s->free_blocks = take_ints(a, (size_t)t->nblocks, "cache free blocks");
+        }
         s->read = arena_take(a, sizeof *s->read, "bytes read");
     }
     if (n && t->s.evicts) {
@@ -110,13 +122,15 @@ void slot_clear(Slot *s) {
         device_zero(s->dev, s->asked_lse.p, tensor_bytes(s->asked_lse));
     }
     if (n) *s->read = 0;
-    s->nunused = 0;
+    s->nunused = s->nfree_blocks = 0;
     for (int p = t->npages - 1; p >= 0; p--) s->ref[p] = 0, s->unused[s->nunused++] = p;
+    for (int p = t->nblocks - 1; p >= 0; p--)
+        s->ref[t->npages + p] = 0, s->free_blocks[s->nfree_blocks++] = t->npages + p;
 }
 
 /* ---- pages -------------------------------------------------------------------------------------------------------*/
 
-static int *pages_entry(const Slot *s, int lane, int row) {
+int *slot_entry(const Slot *s, int lane, int row) {
     return &s->t.table[(size_t)lane * (size_t)s->t.maxpages + (size_t)(row / s->t.P % s->t.maxpages)];
 }
 static char *page_data(const Slot *s, int page) { return (char *)s->t.data.p + (size_t)page * page_bytes(s); }
@@ -126,12 +140,30 @@ static void copy_bytes(const Slot *s, void *to, const void *from, size_t n) {
     else
         memcpy(to, from, n);
 }
+int slot_take_page(Slot *s, bool block) {
+    int *const left = block ? &s->nfree_blocks : &s->nunused;
+    CHECK(*left > 0, "no free page of %d, or block of %d", s->t.npages, s->t.nblocks);
+    const int page = (block ? s->free_blocks : s->unused)[--*left];
+    s->ref[page] = 1;
+    return page;
+}
+void slot_leave_page(Slot *s, int *entry) {
+    const int page = *entry;
+    if (--s->ref[page] == 0 && page < s->t.npages) s->unused[s->nunused++] = page;
+    if (s->ref[page] == 0 && page >= s->t.npages) s->free_blocks[s->nfree_blocks++] = page;
+    slot_set(s, entry, -1);
+}
+void slot_bytes(const Slot *s, void *cache, char *host, size_t n, bool save) {
+    if (!s->dev)
+        save ? memcpy(host, cache, n) : memcpy(cache, host, n);
+    else
+        save ? device_read(s->dev, host, cache, n) : device_write(s->dev, cache, host, n);
+}
 void slot_own_page(Slot *s, int lane, int row) {
-    int *e = pages_entry(s, lane, row), old = *e, P = s->t.P;
+    int *e = slot_entry(s, lane, row), old = *e, P = s->t.P;
+    CHECK(old < s->t.npages, "row %d of a block", row);
     if (old >= 0 && s->ref[old] == 1) return;
-    CHECK(s->nunused > 0, "no free page of %d", s->t.npages);
-    slot_set(s, e, s->unused[--s->nunused]);
-    s->ref[*e] = 1;
+    slot_set(s, e, slot_take_page(s, false));
     if (s->summed) s->summed[*e] = false;
     if (old < 0) return;
     copy_bytes(s, page_data(s, *e), page_data(s, old), page_bytes(s));
@@ -149,10 +181,6 @@ static bool pages_holds(const Lanes *t, int e, int from, int to) {
     int first = from / t->P, ahead = (e - first % t->maxpages + t->maxpages) % t->maxpages;
     return ahead <= (to - 1) / t->P - first;
 }
-static void page_leave(Slot *s, int *page) {
-    if (--s->ref[*page] == 0) s->unused[s->nunused++] = *page;
-    slot_set(s, page, -1);
-}
 void slot_show(Slot *s, int lane, int s0, int lo, int hi) {
     Lanes *t = &s->t;
     int *const table = &t->table[(size_t)lane * (size_t)t->maxpages];
@@ -161,12 +189,12 @@ void slot_show(Slot *s, int lane, int s0, int lo, int hi) {
         for (int e = (hi - 1) / t->P + 1, n = 1; n < t->maxpages; e++, n++) {
             int *page = &table[e % t->maxpages];
             if (*page < 0 || pages_holds(t, e % t->maxpages, s0, imin(s0 + t->s.sinks, lo))) break;
-            page_leave(s, page);
+            slot_leave_page(s, page);
         }
     } else {
         for (int e = 0; e < t->maxpages; e++)
             if (table[e] >= 0 && !pages_holds(t, e, lo, hi) && !pages_holds(t, e, s0, imin(s0 + t->s.sinks, lo)))
-                page_leave(s, &table[e]);
+                slot_leave_page(s, &table[e]);
     }
     slot_set(s, &t->s0[lane], s->s0_next[lane] = s0);
     slot_set(s, &t->lo[lane], s->lo_next[lane] = lo);
@@ -209,10 +237,11 @@ int *slot_row_at(const Slot *s, int lane, int pos) {
     return &s->row_at[(size_t)lane * (size_t)s->ring + (size_t)(pos % s->ring)];
 }
 size_t slot_place_of(const Slot *s, int lane, int row) {
-    return (size_t)*pages_entry(s, lane, row) * (size_t)s->t.P + (size_t)(row % s->t.P);
+    return (size_t)*slot_entry(s, lane, row) * (size_t)s->t.P + (size_t)(row % s->t.P);
 }
 size_t slot_key(const Slot *s, size_t place) {
     size_t P = (size_t)s->t.P;
+    CHECK(place / P < (size_t)s->t.npages, "a row of block %zu alone", place / P);
     return place / P * page_bytes(s) + place % P * key_bytes(&s->t.s);
 }
 size_t slot_value(const Slot *s, size_t place) {

@@ -6,6 +6,7 @@ typedef enum {
     PART_POS,
     PART_KEYS,
     PART_VALUES,
+    PART_BLOCKS,
     PART_EVICTED,
     PART_SCORE,
     PART_KEPT,
@@ -15,22 +16,28 @@ typedef enum {
     PART_CARRY,
     PARTS
 } PartKind;
-static const char *const part_names[PARTS] = {"lanes", "pos",   "keys",      "values", "evicted", "score",
-                                              "kept",  "asked", "asked_lse", "state",  "carry"};
+static const char *const part_names[PARTS] = {"lanes", "pos",  "keys",  "values",    "blocks", "evicted",
+                                              "score", "kept", "asked", "asked_lse", "state",  "carry"};
 enum { LANE_WORDS = 4 };
 static const char REAL_NAME[] = {'F', sizeof(real) == 8 ? '6' : '3', sizeof(real) == 8 ? '4' : '2', 0};
 
+/* What lanes show: rows, those of them that lie alone, blocks that hold the others. */
+typedef struct {
+    size_t rows, alone, blocks;
+} Count;
 /* Bytes of an element, and elements for each row or in all; 0: the slot has no such part. */
-static size_t part_size(const Slot *s, PartKind k, size_t rows, const char **dtype, size_t *n) {
+static size_t part_size(const Slot *s, PartKind k, Count has, const char **dtype, size_t *n) {
     const KvShape *x = &s->t.s;
+    const size_t rows = has.rows;
     /* a replay asks in a place of its own */
     const size_t heads = s->replays ? 0 : (size_t)s->queries * (size_t)x->heads;
     *dtype = REAL_NAME, *n = 0;
     switch (k) {
     case PART_LANES: *dtype = "I32", *n = (size_t)x->lanes * LANE_WORDS; return sizeof(int);
     case PART_POS: *dtype = "I32", *n = x->lanes ? rows : 0; return sizeof(int);
-    case PART_KEYS: *dtype = "U8", *n = x->lanes ? rows * key_bytes(x) : 0; return 1;
-    case PART_VALUES: *dtype = "U8", *n = x->lanes ? rows * value_bytes(x) : 0; return 1;
+    case PART_KEYS: *dtype = "U8", *n = x->lanes ? has.alone * key_bytes(x) : 0; return 1;
+    case PART_VALUES: *dtype = "U8", *n = x->lanes ? has.alone * value_bytes(x) : 0; return 1;
+    case PART_BLOCKS: *dtype = "U8", *n = rows_together(x) ? has.blocks * block_bytes(x) : 0; return 1;
     case PART_EVICTED: *dtype = "U8", *n = x->evicts ? rows : 0; return 1;
     case PART_SCORE: *n = present(s->score) ? rows : 0; break;
     case PART_KEPT: *n = s->kept ? rows : 0; break;
@@ -53,20 +60,17 @@ static char *part_whole(const Slot *s, PartKind k, int seq) {
 
 /* ---- bytes -------------------------------------------------------------------------------------------------------*/
 
-/* n bytes between the cache, on a device or not, and the host. */
-static void saved_move(const Slot *s, void *cache, char *host, size_t n, bool save) {
-    if (!s->dev)
-        save ? memcpy(host, cache, n) : memcpy(cache, host, n);
-    else
-        save ? device_read(s->dev, host, cache, n) : device_write(s->dev, cache, host, n);
-}
 /* A walk over the visible rows of a lane, by runs that lie in one page. */
 typedef struct {
     int s0, lo, hi, sinks; /* sinks: the end of those left behind */
 } Shown;
+/* Of a codec that stores rows together all rows that wait are kept, whether a window still shows them or not: the block
+ * that they will be is a function of all. */
 static Shown shown_of(const Lanes *t, const int w[LANE_WORDS]) {
-    const int end = imin(w[0] + t->s.sinks, w[1]);
-    return (Shown){w[0], w[1], w[2], imax(end, w[0])};
+    const int newest = w[2] / t->P * t->P, sinks = imin(w[0] + t->s.sinks, w[1]);
+    const bool waits = t->nblocks && newest < w[2] && (w[1] < w[2] || sinks > newest);
+    const int lo = waits ? imin(w[1], newest) : w[1], end = imin(sinks, lo);
+    return (Shown){w[0], imax(lo, w[0]), w[2], imax(end, w[0])};
 }
 static int shown_rows(Shown x) { return x.sinks - x.s0 + x.hi - x.lo; }
 static int shown_row(Shown x, int i) { return i < x.sinks - x.s0 ? x.s0 + i : x.lo + i - (x.sinks - x.s0); }
@@ -74,41 +78,68 @@ static int shown_run(const Slot *s, Shown x, int i) {
     const int row = shown_row(x, i), end = i < x.sinks - x.s0 ? x.sinks : x.hi;
     return imin(end - row, s->t.P - row % s->t.P);
 }
+/* Whether rows are of a block: all rows of its page are there. */
+static bool shown_coded(const Slot *s, Shown x, int i) {
+    return s->t.nblocks && (shown_row(x, i) / s->t.P + 1) * s->t.P <= x.hi;
+}
+/* Whether the run from i on is the first of its page: that of sinks and that of the others may be one. */
+static bool shown_page(const Slot *s, Shown x, int i) {
+    return i == 0 || shown_row(x, i) / s->t.P != shown_row(x, i - 1) / s->t.P;
+}
+static void shown_count(const Slot *s, Shown x, Count *to) {
+    for (int i = 0, n; i < shown_rows(x); i += n) {
+        const bool coded = shown_coded(s, x, i);
+        n = shown_run(s, x, i);
+        to->rows += (size_t)n;
+        if (!coded) to->alone += (size_t)n;
+        to->blocks += coded && shown_page(s, x, i);
+    }
+}
 
-/* The parts of a slot in memory; of rows a cursor. */
+/* The parts of a slot in memory, and what of them is done. */
 typedef struct {
     char *p[PARTS];
-    size_t at; /* rows done */
+    Count done;
 } SlotParts;
-static void lane_move(Slot *s, int lane, Shown x, SlotParts *m, bool save) {
+static void rows_move(Slot *s, int lane, Shown x, int i, size_t rows, SlotParts *m, bool save) {
     const size_t kb = key_bytes(&s->t.s), vb = value_bytes(&s->t.s);
-    for (int i = 0, n; i < shown_rows(x); i += n, m->at += (size_t)n) {
+    const size_t place = slot_place_of(s, lane, shown_row(x, i)), P = (size_t)s->t.P;
+    char *data = s->t.data.p;
+    if (!shown_coded(s, x, i)) {
+        slot_bytes(s, data + slot_key(s, place), m->p[PART_KEYS] + m->done.alone * kb, rows * kb, save);
+        if (vb) slot_bytes(s, data + slot_value(s, place), m->p[PART_VALUES] + m->done.alone * vb, rows * vb, save);
+        m->done.alone += rows;
+    } else if (shown_page(s, x, i)) {
+        const size_t bytes = block_bytes(&s->t.s);
+        slot_bytes(s, lanes_block(&s->t, (int)(place / P)), m->p[PART_BLOCKS] + m->done.blocks++ * bytes, bytes, save);
+    }
+}
+static void lane_move(Slot *s, int lane, Shown x, SlotParts *m, bool save) {
+    for (int i = 0, n; i < shown_rows(x); i += n, m->done.rows += (size_t)n) {
         n = shown_run(s, x, i);
-        const size_t place = slot_place_of(s, lane, shown_row(x, i)), rows = (size_t)n;
-        char *data = s->t.data.p;
-        saved_move(s, data + slot_key(s, place), m->p[PART_KEYS] + m->at * kb, rows * kb, save);
-        if (vb) saved_move(s, data + slot_value(s, place), m->p[PART_VALUES] + m->at * vb, rows * vb, save);
+        const size_t place = slot_place_of(s, lane, shown_row(x, i)), rows = (size_t)n, from = m->done.rows;
+        rows_move(s, lane, x, i, rows, m, save);
         if (m->p[PART_SCORE])
-            saved_move(s, R(s->score) + place, m->p[PART_SCORE] + m->at * sizeof(real), rows * sizeof(real), save);
+            slot_bytes(s, R(s->score) + place, m->p[PART_SCORE] + from * sizeof(real), rows * sizeof(real), save);
         for (size_t r = 0; r < rows; r++) { /* what the host alone writes */
-            char *pos = m->p[PART_POS] + (m->at + r) * sizeof(int), *kept = m->p[PART_KEPT];
+            char *pos = m->p[PART_POS] + (from + r) * sizeof(int), *kept = m->p[PART_KEPT];
             int at = s->t.pos[place + r];
             if (save) {
                 memcpy(pos, &at, sizeof at);
-                if (kept) memcpy(kept + (m->at + r) * sizeof(real), s->kept + place + r, sizeof(real));
-                if (m->p[PART_EVICTED]) m->p[PART_EVICTED][m->at + r] = s->t.evicted[place + r];
+                if (kept) memcpy(kept + (from + r) * sizeof(real), s->kept + place + r, sizeof(real));
+                if (m->p[PART_EVICTED]) m->p[PART_EVICTED][from + r] = s->t.evicted[place + r];
                 continue;
             }
             memcpy(&at, pos, sizeof at);
             slot_set_pos(s, place + r, at);
-            if (kept) memcpy(s->kept + place + r, kept + (m->at + r) * sizeof(real), sizeof(real));
-            if (m->p[PART_EVICTED]) slot_set_evicted(s, place + r, m->p[PART_EVICTED][m->at + r] != 0);
+            if (kept) memcpy(s->kept + place + r, kept + (from + r) * sizeof(real), sizeof(real));
+            if (m->p[PART_EVICTED]) slot_set_evicted(s, place + r, m->p[PART_EVICTED][from + r] != 0);
         }
     }
 }
 static void whole_move(const Slot *s, int seq, const SlotParts *m, const size_t bytes[PARTS], bool save) {
     for (PartKind k = PART_ASKED; k < PARTS; k++)
-        if (m->p[k]) saved_move(s, part_whole(s, k, seq), m->p[k], bytes[k], save);
+        if (m->p[k]) slot_bytes(s, part_whole(s, k, seq), m->p[k], bytes[k], save);
 }
 
 /* ---- saving ------------------------------------------------------------------------------------------------------*/
@@ -130,17 +161,18 @@ static void slot_words(const Slot *s, int lane, int w[LANE_WORDS]) {
     w[3] = t->s.evicts ? t->tail[lane] - base : 0;
 }
 static void slot_save(Slot *s, int slot, int seq, KvParts *out) {
-    SlotParts m = {.at = 0};
-    size_t rows = 0, bytes[PARTS] = {0};
+    SlotParts m = {.done = {0}};
+    Count has = {0};
+    size_t bytes[PARTS] = {0};
     for (int h = 0; h < s->t.s.lanes; h++) {
         int w[LANE_WORDS];
         slot_words(s, seq * s->t.s.lanes + h, w);
-        rows += (size_t)shown_rows(shown_of(&s->t, w));
+        shown_count(s, shown_of(&s->t, w), &has);
     }
     for (PartKind k = 0; k < PARTS; k++) {
         const char *dtype;
         char name[48];
-        size_t n, unit = part_size(s, k, rows, &dtype, &n);
+        size_t n, unit = part_size(s, k, has, &dtype, &n);
         if (!n) continue;
         part_name(name, slot, k);
         m.p[k] = parts_add(out, name, dtype, n, bytes[k] = n * unit);
@@ -184,7 +216,7 @@ static const KvPart *parts_find(const KvParts *in, const char *name, const char 
 static bool lane_sound(const Slot *s, const int w[LANE_WORDS], int length) {
     const KvShape *x = &s->t.s;
     const int s0 = w[0], lo = w[1], hi = w[2], tokens = hi < 0 || s0 < 0 ? -1 : hi - s0;
-    if (s0 < 0 || s0 >= s->t.P || lo < s0 || hi <= s0 || hi < lo || tokens > length) return false;
+    if (s0 < 0 || s0 >= (s->t.nblocks ? 1 : s->t.P) || lo < s0 || hi <= s0 || hi < lo || tokens > length) return false;
     if (x->window) return tokens == length && lo == imax(s0, hi - (x->window - 1));
     if (lo != s0) return false;
     if (x->evicts && (w[3] < lo || w[3] >= hi)) return false;
@@ -208,12 +240,13 @@ static bool lane_positions(const Slot *s, Shown x, const int w[LANE_WORDS], cons
 }
 static bool slot_sound(const Slot *s, int slot, int length, const KvParts *in, SlotParts *m, size_t bytes[PARTS],
                        int *met, Err *e) {
-    size_t rows = 0, at = 0;
-    *m = (SlotParts){.at = 0};
+    Count has = {0};
+    size_t at = 0;
+    *m = (SlotParts){.done = {0}};
     for (PartKind k = 0; k < PARTS; k++) {
         const char *dtype;
         char name[48];
-        size_t n, unit = part_size(s, k, rows, &dtype, &n);
+        size_t n, unit = part_size(s, k, has, &dtype, &n);
         if (!n) continue;
         part_name(name, slot, k);
         const KvPart *x = parts_find(in, name, dtype, n, e);
@@ -226,14 +259,14 @@ static bool slot_sound(const Slot *s, int slot, int length, const KvParts *in, S
                 return err_input(e, "%s: lane %d: rows %d, %d..%d cannot be those of %d tokens", name, h, w[0], w[1],
                                  w[2], length);
             const Shown x = shown_of(&s->t, w);
-            if (k == PART_LANES) rows += (size_t)shown_rows(x);
+            if (k == PART_LANES) shown_count(s, x, &has);
             if (k != PART_POS) continue;
             if (!lane_positions(s, x, w, m->p[k] + at * sizeof(int), length))
                 return err_input(e, "%s: lane %d: positions that its rows of %d tokens cannot have", name, h, length);
             at += (size_t)shown_rows(x);
         }
     }
-    for (size_t r = 0; m->p[PART_EVICTED] && r < rows; r++)
+    for (size_t r = 0; m->p[PART_EVICTED] && r < has.rows; r++)
         if ((unsigned char)m->p[PART_EVICTED][r] > 1) return err_input(e, "slot.%d.evicted: expected 0 or 1", slot);
     return true;
 }
@@ -243,7 +276,13 @@ static void slot_restore(Slot *s, int seq, int length, SlotParts *m, const size_
         int w[LANE_WORDS];
         memcpy(w, m->p[PART_LANES] + (size_t)h * sizeof w, sizeof w);
         const Shown x = shown_of(&s->t, w);
-        for (int i = 0; i < shown_rows(x); i += shown_run(s, x, i)) slot_own_page(s, lane, shown_row(x, i));
+        for (int i = 0; i < shown_rows(x); i += shown_run(s, x, i)) {
+            int *entry = slot_entry(s, lane, shown_row(x, i));
+            if (!shown_coded(s, x, i))
+                slot_own_page(s, lane, shown_row(x, i));
+            else if (*entry < 0)
+                slot_set(s, entry, slot_take_page(s, true));
+        }
         lane_move(s, lane, x, m, false);
         if (s->t.s.evicts) s->tail_next[lane] = w[3];
         for (int row = x.lo; row < x.hi && s->t.s.evicts; row++) {
@@ -251,7 +290,7 @@ static void slot_restore(Slot *s, int seq, int length, SlotParts *m, const size_
             /* an older one's place in the ring may be a newer one's */
             if (s->t.pos[place] > length - 1 - s->ring) *slot_row_at(s, lane, s->t.pos[place]) = row;
         }
-        slot_show(s, lane, x.s0, x.lo, x.hi);
+        slot_show(s, lane, w[0], w[1], w[2]);
     }
     whole_move(s, seq, m, bytes, false);
 }

@@ -1,13 +1,14 @@
 /* saved.h: what the cache holds of one sequence, as named parts that a file can keep (infer/saved.h writes them).
  *
  * Part "slot.I.NAME" is of slot I; R is the number of resident rows of all its lanes, lane by lane, in each first the
- * sinks that a window has left behind and then the others:
+ * sinks that a window has left behind and then the others; A that of rows outside of blocks:
  *
  *   NAME        dtype     elements            of slots with
  *   lanes       I32       lanes, 4            lanes: s0, lo, hi, tail of each (ops/run.h), s0 as in the first page
  *   pos         I32       R                   lanes: positions
- *   keys        U8        R, key_bytes        lanes: keys as the codec stored them
- *   values      U8        R, value_bytes      lanes, unless values are part of keys
+ *   keys        U8        A, key_bytes        lanes: keys as the codec stored them
+ *   values      U8        A, value_bytes      lanes, unless values are part of keys
+ *   blocks      U8        blocks, block_bytes lanes of a codec that stores rows together
  *   evicted     U8        R                   a mixer that evicts
  *   score, kept real      R                   a policy that keeps them
  *   asked       real      queries,heads,kdim  a policy that asks queries

@@ -14,11 +14,12 @@ struct Slot {
     bool *evicts;                                 /* (nseq*lanes) the pass evicts the tail */
     int *row_at, ring;    /* of slots that evict, (nseq*lanes,ring): the row that holds position p, at p % ring, */
     int *leaving;         /* for positions that may still expire; (ring) rows that expire now */
-    int *ref;             /* (npages) tables that point to the page */
-    int *unused, nunused; /* stack of free pages */
-    Tensor state;         /* (nseq,state) */
-    Tensor carry;         /* (nseq,lanes,carry_rows,carry) */
-    bool chosen, keeps;   /* rows stay or leave by the cache's policy, */
+    int *ref;             /* (npages + nblocks) tables that point to the page */
+    int *unused, nunused; /* stack of free pages, */
+    int *free_blocks, nfree_blocks;                        /* and of blocks */
+    Tensor state;                                          /* (nseq,state) */
+    Tensor carry;                                          /* (nseq,lanes,carry_rows,carry) */
+    bool chosen, keeps;                                    /* rows stay or leave by the cache's policy, */
     void (*score_of)(Run *, const Kv *pass, Tensor score); /* which asks this of new rows; NULL: nothing */
     Tensor score;                                          /* (npages,P) of each stored row, where score_of is there */
     real *kept;              /* (npages,P) of a policy that keeps a number with each row */
@@ -35,10 +36,12 @@ struct Slot {
     int max_tokens;
 };
 static inline int slot_lanes(const Slot *s) { return s->t.nseq * s->t.s.lanes; }
+/* Bytes of the resident rows of a lane, without what a policy keeps. */
+size_t slot_lane_bytes(const Slot *, int lane);
 
 /* ---- pages.c: memory, tables and rows as bytes -------------------------------------------------------------------*/
 
-/* Sizes of a slot; false: more pages than an int counts. */
+/* Sizes of a slot, in pages of P rows, or of a codec's blocks; false: more pages than an int counts. */
 bool slot_shape(Slot *, const KvShape *, int nseq, int max_tokens, int max_rows, int P);
 /* What a device has a copy of. */
 void slot_place_tables(Lanes *, Arena *);
@@ -51,11 +54,18 @@ void slot_clear(Slot *);
 void slot_changed(const Slot *, const void *p, size_t n);
 void slot_set(const Slot *, int *word, int value);
 
-/* Make the page of a row present and this lane's alone. The pool holds every lane's worst case, so it cannot run
- * dry. */
+/* Where a lane's table names the page of a row. */
+int *slot_entry(const Slot *, int lane, int row);
+/* A page of the pool, or a block, of one table; a table's entry that it lets go. The pools hold every lane's worst case,
+ * so they cannot run dry. */
+int slot_take_page(Slot *, bool block);
+void slot_leave_page(Slot *, int *entry);
+/* Make the page of a row present and this lane's alone. */
 void slot_own_page(Slot *, int lane, int row);
 /* Rows of a lane become visible up to hi; every page outside the visible rows is given back. */
 void slot_show(Slot *, int lane, int s0, int lo, int hi);
+/* n bytes from the cache, on a device or not, to the host (save) or back. */
+void slot_bytes(const Slot *, void *cache, char *host, size_t n, bool save);
 /* `to` has the pages of `from`, which both then share, and a copy of its state. */
 void slot_share(Slot *, int from, int to);
 
@@ -75,6 +85,18 @@ void slot_move(Cache *, Slot *, size_t to, size_t from);
 void slot_moves_done(Cache *, const Slot *);
 /* Of the device's scratch that slot_moves_done takes. */
 bool slot_moves_open(Cache *, Err *);
+
+/* ---- blocks.c: rows that a codec stores together ----------------------------------------------------------------*/
+
+/* Pages for the rows of sequence q of the batch that a lane may store. A document that goes on does not come past the
+ * end of its page, at which passes are cut (kv_cut); one that begins has a page of its own. */
+void blocks_begin(Slot *, int lane, const Batch *, int q);
+/* The row that is a document's first when the lane's next one is `row`. */
+int blocks_first(const Slot *, int row);
+/* The newest page of a lane, when it is full, becomes a block. */
+void blocks_store(Slot *, int lane);
+/* The most tokens, `to` at most, that a sequence can go back to: rows that were stored together stay so. */
+int blocks_rewind(const Slot *, int seq, int to);
 
 /* ---- select.c: which pages a step reads --------------------------------------------------------------------------*/
 

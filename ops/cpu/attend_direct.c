@@ -16,6 +16,9 @@ static void direct_scores(Block *b, Read as, Parts keys, int n, ptrdiff_t ahead)
 static void direct_values(Block *b, Read as, Parts values, int n, ptrdiff_t ahead) {
     (void)b, (void)as, (void)values, (void)n, (void)ahead;
 }
+static void direct_channels(Block *b, Read as, Parts keys, ptrdiff_t ahead) {
+    (void)b, (void)as, (void)keys, (void)ahead;
+}
 static void direct_decoded(real *to, Read as, Parts parts, int n) { (void)to, (void)as, (void)parts, (void)n; }
 #else
 typedef uint16_t Bf16s __attribute__((vector_size(VBYTES / 2), aligned(2), may_alias));
@@ -237,41 +240,45 @@ INLINE void direct_scores_of(int entries, Read as, Block *b, int e0, Parts keys,
         for (int i = 0; i < entries; i++) *(Vec *)(b->s + (e0 + i) * KB + j) = direct_totals(sums[i]) * scale;
     }
 }
-/* Columns c.. of o += s v. */
-INLINE void direct_columns(int entries, int vecs, Read as, Block *b, int e0, Parts v, int n, int c) {
+/* o += s v: rows of o and s are those of entries; v has parts, each of a row of `width`. */
+typedef struct {
+    real *o, *s;
+    int ldo, lds, width;
+} Mix;
+/* Columns c.. of it. */
+INLINE void direct_columns(int entries, int vecs, Read as, Mix m, int e0, Parts v, int n, int c) {
     Vec sum[DIRECT][DIRECT_RUN];
     const Spot spot = direct_spot(as, &v, c);
-    real *o = b->o + e0 * b->Dv + c;
-    const real *s = b->s + e0 * KB;
-    const int Dv = b->Dv;
+    real *o = m.o + e0 * m.ldo + c;
+    const real *s = m.s + e0 * m.lds;
     #pragma GCC unroll 4
     for (int i = 0; i < entries; i++)
     #pragma GCC unroll 8
-        for (int w = 0; w < vecs; w++) sum[i][w] = *(const Vec *)(o + i * Dv + w * VL);
+        for (int w = 0; w < vecs; w++) sum[i][w] = *(const Vec *)(o + i * m.ldo + w * VL);
     for (int j = 0; j < n; j++) {
         Vec x[DIRECT_RUN];
         direct_load(as, x, vecs, v.first + (size_t)j * v.ld, spot);
     #pragma GCC unroll 4
         for (int i = 0; i < entries; i++)
     #pragma GCC unroll 8
-            for (int w = 0; w < vecs; w++) sum[i][w] += s[i * KB + j] * x[w];
+            for (int w = 0; w < vecs; w++) sum[i][w] += s[i * m.lds + j] * x[w];
     }
     #pragma GCC unroll 4
     for (int i = 0; i < entries; i++)
     #pragma GCC unroll 8
-        for (int w = 0; w < vecs; w++) *(Vec *)(o + i * Dv + w * VL) = sum[i][w];
+        for (int w = 0; w < vecs; w++) *(Vec *)(o + i * m.ldo + w * VL) = sum[i][w];
 }
-INLINE void direct_values_of(int entries, Read as, Block *b, int e0, Parts v, int n, ptrdiff_t ahead) {
+INLINE void direct_mix_of(int entries, Read as, Mix m, int e0, Parts v, int n, ptrdiff_t ahead) {
     const int vecs = DIRECT_VECS(entries);
     int c = 0;
     for (int j = 0; j < n; j++) direct_ask(v.first + (size_t)j * v.ld, ahead, v.ld);
     for (int j = 0; direct_scaled(as) && j < n; j += VL) { /* KB is whole vectors */
         const Vec scale = direct_scales(&v, j, imin(VL, n - j));
     #pragma GCC unroll 4
-        for (int i = 0; i < entries; i++) *(Vec *)(b->s + (e0 + i) * KB + j) *= scale;
+        for (int i = 0; i < entries; i++) *(Vec *)(m.s + (e0 + i) * m.lds + j) *= scale;
     }
-    for (; c + vecs * VL <= b->Dv; c += vecs * VL) direct_columns(entries, vecs, as, b, e0, v, n, c);
-    for (; c < b->Dv; c += VL) direct_columns(entries, 1, as, b, e0, v, n, c);
+    for (; c + vecs * VL <= m.width; c += vecs * VL) direct_columns(entries, vecs, as, m, e0, v, n, c);
+    for (; c < m.width; c += VL) direct_columns(entries, 1, as, m, e0, v, n, c);
 }
 INLINE void direct_decoded_of(Read as, real *to, Parts p, int n) {
     for (int j = 0; j < n; j++, to += p.width) {
@@ -303,21 +310,29 @@ INLINE void direct_decoded_of(Read as, real *to, Parts p, int n) {
         default: CHECK(false, "rows read as %d", (int)as); \
         }
     /* The same for up to DIRECT entries at a time. */
-    #define DIRECT_ENTRIES(of, b, ...)                                     \
-        for (int e0 = 0; e0 < (b)->n; e0 += DIRECT) switch ((b)->n - e0) { \
-            case 1: of(1, __VA_ARGS__); break;                             \
-            case 2: of(2, __VA_ARGS__); break;                             \
-            case 3: of(3, __VA_ARGS__); break;                             \
-            default: of(DIRECT, __VA_ARGS__);                              \
+    #define DIRECT_ENTRIES(of, all, ...)                               \
+        for (int e0 = 0; e0 < (all); e0 += DIRECT) switch ((all)-e0) { \
+            case 1: of(1, __VA_ARGS__); break;                         \
+            case 2: of(2, __VA_ARGS__); break;                         \
+            case 3: of(3, __VA_ARGS__); break;                         \
+            default: of(DIRECT, __VA_ARGS__);                          \
             }
 /* Keys and values of every entry of the block; the parts `ahead` bytes on are read next (0: none). */
 static void direct_scores(Block *b, Read as, Parts keys, int n, ptrdiff_t ahead) {
-    #define SCORES(how)  DIRECT_ENTRIES(direct_scores_of, b, how, b, e0, keys, n, e0 ? 0 : ahead)
+    #define SCORES(how)  DIRECT_ENTRIES(direct_scores_of, b->n, how, b, e0, keys, n, e0 ? 0 : ahead)
     DIRECT_READ(as, SCORES)
 }
+static void direct_mix(int entries, Mix m, Read as, Parts v, int n, ptrdiff_t ahead) {
+    #define MIX(how)     DIRECT_ENTRIES(direct_mix_of, entries, how, m, e0, v, n, e0 ? 0 : ahead)
+    DIRECT_READ(as, MIX)
+}
 static void direct_values(Block *b, Read as, Parts values, int n, ptrdiff_t ahead) {
-    #define VALUES(how)  DIRECT_ENTRIES(direct_values_of, b, how, b, e0, values, n, e0 ? 0 : ahead)
-    DIRECT_READ(as, VALUES)
+    direct_mix(b->n, (Mix){b->o, b->s, b->Dv, KB, b->Dv}, as, values, n, ahead);
+}
+/* Scores of a block of a codec that stores rows together: a part has an element of all its keys. */
+static void direct_channels(Block *b, Read as, Parts keys, ptrdiff_t ahead) {
+    memset(b->s, 0, (size_t)b->n * KB * sizeof(real));
+    direct_mix(b->n, (Mix){b->s, b->q, KB, b->Dk, keys.width}, as, keys, b->Dk, ahead);
 }
 static void direct_decoded(real *to, Read as, Parts parts, int n) {
     #define DECODED(how) direct_decoded_of(how, to, parts, n)

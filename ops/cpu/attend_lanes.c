@@ -17,6 +17,7 @@ static const real *evicted_bias(real mem[KB], const bool *evicted, int tail, int
 
 /* How parts are read: known where the loops over them are compiled. */
 typedef enum { READ_REAL, READ_BF16, READ_INT8, READ_FP8, READ_4, READ_3, READ_2, READ_PART } Read;
+static Read read_packed(int bits) { return REAL != F32 ? READ_PART : bits == 4 ? READ_4 : bits == 3 ? READ_3 : READ_2; }
 static Read read_as(const KvShape *s) {
     if (REAL != F32) return rows_as(s) == ROWS_REAL ? READ_REAL : READ_PART;
     switch (rows_as(s)) {
@@ -24,7 +25,7 @@ static Read read_as(const KvShape *s) {
     case ROWS_BF16: return READ_BF16;
     case ROWS_INT8: return READ_INT8;
     case ROWS_FP8: return READ_FP8;
-    case ROWS_PACKED: return s->codec->bits == 4 ? READ_4 : s->codec->bits == 3 ? READ_3 : READ_2;
+    case ROWS_PACKED: return read_packed(s->codec->bits);
     default: return READ_PART;
     }
 }
@@ -47,6 +48,7 @@ static void decoded(real *to, const KvShape *s, Parts p, int n) {
         for (int j = 0; j < n; j++)
             s->codec->decode(s->codec, to + (size_t)j * (size_t)p.width, p.first + (size_t)j * p.ld, p.width);
 }
+#include "attend_blocks.c"
 
 /* The rows from..to-1 of a lane, a page at a time; this pass evicted row `tail` (-1: none). room: for a page's rows
  * where they are not `real`s, as `real`s or, where the block's products are of pairs, as those. */
@@ -62,6 +64,10 @@ static void attend_rows(Block *k, const Lanes *t, int lane, int from, int to, in
     for (int row = from, n; row < to; row += n) {
         int page = t->table[(size_t)lane * (size_t)t->maxpages + (size_t)(row / P % t->maxpages)], at = row % P;
         n = imin(P - at, to - row);
+        if (page >= t->npages) {
+            attend_block(k, t, lane, row, n, to, room);
+            continue;
+        }
         const char *in = (const char *)t->data.p + (size_t)page * page_bytes, *key = in + (size_t)at * kb,
                    *value = t->s.alias ? key : in + (size_t)P * kb + (size_t)at * vb;
         const Parts key_parts = {key, kb, Dk, group}, value_parts = {value, vb, width, group};
@@ -114,7 +120,7 @@ static void attend_lanes(Run *r, Tensor o, Tensor lse, Tensor q, const Lanes *t,
     if (r->out.n == 0) return;
     Mark mark = arena_mark(r->scratch);
     const RowsAs as = rows_as(&t->s);
-    size_t block = block_numbers(Dk, Dv), room = as != ROWS_REAL ? (size_t)KB * (size_t)(Dk + Dv) : 0;
+    size_t block = block_numbers(Dk, Dv), room = as != ROWS_REAL || t->nblocks ? (size_t)KB * (size_t)(Dk + Dv) : 0;
     bool pairs = as == ROWS_BF16 && by_pairs(r, spec, Dk, Dv);
     Tensor mem = SCRATCH(r, "attend block", r->dev->threads, (int)(block + room + pairs * block_pairs(Dk)));
     int *start = arena_take(r->scratch, (size_t)(b->B + 1) * sizeof *start, "attend rows"), blocks = 0;

@@ -114,7 +114,26 @@ static void decode(const KvShape *s, const char *part, int width, real *to) {
     else
         memcpy(to, part, (size_t)width * sizeof(real));
 }
+/* Of a block: a piece for each element of the key, of all rows; then one for each value. */
+static void block_row(const Lanes *l, Where w, real *key, real *value) {
+    const KvShape *s = &l->s;
+    const RowCodec *c = s->codec;
+    const char *in = lanes_block(l, w.page);
+    real channel[c->block];
+    for (int k = 0; k < s->kdim; k++, in += c->piece_bytes(c, c->block)) {
+        c->piece_decode(c, channel, in, c->block);
+        key[k] = channel[w.place];
+    }
+    if (s->alias)
+        memcpy(value, key, (size_t)s->vdim * sizeof *value);
+    else
+        c->piece_decode(c, value, in + (size_t)w.place * c->piece_bytes(c, s->vdim), s->vdim);
+}
 static void cached_row(const Lanes *l, Where w, real *key, real *value) {
+    if (w.page >= l->npages) {
+        block_row(l, w, key, value);
+        return;
+    }
     const size_t kb = key_bytes(&l->s), vb = value_bytes(&l->s);
     const char *page = (const char *)l->data.p + (size_t)w.page * (size_t)l->P * row_bytes(&l->s);
     decode(&l->s, page + (size_t)w.place * kb, l->s.kdim, key);

@@ -13,7 +13,7 @@ refused() { # part of the line, arguments
 words="One two three four five six seven eight nine ten eleven twelve"
 
 most=1000000000 # of codecs before, of a head of 8 elements
-for how in f32 bf16 int8 fp8 int4 int3 int2; do
+for how in f32 bf16 int8 fp8 int4 int3 int2 kivi4; do
     run generate $src --prompt "$words" --max-new 8 --ignore-eos --json --cache-dtype $how || wrong "generate $how: exit $?, $(cat "$tmp/err")"
     n=$(($(field prompt_tokens "$tmp/out") + $(field new_tokens "$tmp/out") - 1))
     have=$(field cache_bytes "$tmp/out")
@@ -21,16 +21,16 @@ for how in f32 bf16 int8 fp8 int4 int3 int2; do
     [ "$(field bytes_at_context "$tmp/out")" = "$have" ] || wrong "$how: $have bytes, info says $(field bytes_at_context "$tmp/out") for $n tokens"
     [ "$have" -le "$most" ] || wrong "$how: $have bytes of at most $most"
     case $how in f32 | bf16) most=$have ;; esac
-    run bench decode configs/tiny-gqa.yaml --seconds 0.01 --batch 1 --fill --prompt 40 --cache-dtype $how --json || wrong "bench decode $how: exit $?, $(cat "$tmp/err")"
+    run bench decode configs/tiny-gqa.yaml --seconds 0.01 --batch 1 --fill --prompt 140 --cache-dtype $how --json || wrong "bench decode $how: exit $?, $(cat "$tmp/err")"
 done
 verdict bytes
 
 run info --codecs || wrong "info --codecs: exit $?, $(cat "$tmp/err")"
-for name in f32 bf16 int8 fp8 int4 int3 int2; do
+for name in f32 bf16 int8 fp8 int4 int3 int2 kivi4 kivi3 kivi2; do
     grep -q "^| .$name. | .* | [0-9]* | [0-9]* | .*|$" "$tmp/out" || wrong "info --codecs lacks $name"
 done
 grep -q '^| .int4. | .* | 40 | 80 | .group=32 rotate=no. |$' "$tmp/out" || wrong "info --codecs: $(grep int4 "$tmp/out")"
-run info --codecs --json && [ "$(grep -o '"codec":' "$tmp/out" | wc -l)" -eq 7 ] || wrong "info --codecs --json: $(cat "$tmp/out")"
+run info --codecs --json && [ "$(grep -o '"codec":' "$tmp/out" | wc -l)" -eq 10 ] || wrong "info --codecs --json: $(cat "$tmp/out")"
 refused "expected MODEL|CONFIG.yaml, --families, --policies or --codecs alone" info --codecs x
 verdict table
 
@@ -44,6 +44,8 @@ awk '{ x[NR] = $1 } END {
     if (x[4] == x[5] || x[4] == x[1]) print "2 bits: " x[4] " rotated " x[5]
 }' "$tmp/nll" >"$tmp/odd"
 [ ! -s "$tmp/odd" ] || wrong "$(cat "$tmp/odd")"
+refused '--cache-dtype kivi4: layer 0 merges or evicts rows one by one, and this codec stores 64 together' bench decode configs/tiny-dms.yaml --seconds 0.01 --prompt 40 --cache-dtype kivi4
+refused '--policy h2o: rows leave or are read one by one, and --cache-dtype kivi2 stores 64 together' bench decode configs/tiny-gqa.yaml --seconds 0.01 --prompt 40 --cache-dtype kivi2 --policy h2o:budget=0.5
 refused 'int4:rotate=yes: the rows of layer 0 are latents' bench decode configs/tiny-mla.yaml --seconds 0.01 --prompt 40 --cache-dtype int4:rotate=yes
 refused '--policy expected: it needs keys as their positions turned them' bench decode configs/tiny-gqa.yaml --seconds 0.01 --prompt 40 --cache-dtype int8:rotate=yes --policy expected:budget=0.5
 verdict rotation

@@ -3,7 +3,10 @@
 in NumPy with another arithmetic: float64 sums, nearest numbers found in a list, bits put together as whole numbers.
 
     python3 tests/golden/make_codecs.py > tests/golden/codecs.txt
+    python3 tests/golden/make_codecs.py blocks > tests/golden/blocks.txt
 """
+import sys
+
 import numpy as np
 
 WIDTHS, KINDS, TIES = (5, 32, 48, 128), 4, 4
@@ -85,6 +88,29 @@ def packed(x, bits, group):
     return out
 
 
+ROWS, KEYS, VALUES = 64, 3, 40
+
+
+def block(bits, group):
+    """64 rows of KIVI: keys by their elements, one of which is far from zero and larger than the others; values by rows."""
+    def element(which, j, k):
+        x = (which * 4096 + j * 64 + k) * 2654435761 + 12345 & 0xFFFFFFFF
+        x ^= x >> 16
+        x = x * 2246822519 & 0xFFFFFFFF
+        x ^= x >> 13
+        y = (x / 2**32 - 0.5) * 4
+        return np.float32(20 + 9 * y if which == 0 and k == 1 else y)
+
+    keys = np.array([[element(0, j, k) for k in range(KEYS)] for j in range(ROWS)], np.float32)
+    values = np.array([[element(1, j, k) for k in range(VALUES)] for j in range(ROWS)], np.float32)
+    return b"".join(packed(x, bits, group) for x in [*keys.T, *values])
+
+
+if sys.argv[1:] == ["blocks"]:
+    for bits in (4, 3, 2):
+        for group in (32, 64):
+            print(f"kivi{bits}:group={group}", block(bits, group).hex())
+    sys.exit()
 for width in WIDTHS:
     for kind in range(KINDS):
         row = drawn(kind, width)

@@ -286,6 +286,53 @@ Test(saved, rewinds_where_every_row_is_kept, .timeout = 60) {
     cr_assert(went > 10, "%d models", went);
 }
 
+/* Where states are marked, a sequence goes back to the last mark before, in the session and in one that was saved and
+ * restored, to the same bits as a sequence that was fed no more. */
+static int goes_back(const Animal *a) {
+    enum { CHUNK = 16, AT = 32 }; /* marks at 16, 32 and at the ends of feeds of several tokens */
+    Speaker r;
+    Session s, t;
+    Err e = {0};
+    int tok[LONG], went = 0;
+    cr_assert(speaker_keeping(&r, a, &(Keeping){0}, 1));
+    tokens(&r, tok);
+    real *want = xcalloc((size_t)r.V, sizeof *want), *got = xcalloc((size_t)r.V, sizeof *got);
+    const SessionOpts o = {.nseq = 3, .max_tokens = LONG, .chunk = CHUNK, .page_rows = 4, .document = -1, .marks = 12};
+    session_with(&s, &r, o), session_with(&t, &r, o);
+    char *path = check_path("m.session");
+    feed(&s, 1, 37, tok, NULL);
+    for (int i = 37; i < 45; i++) feed(&s, 1, 1, tok + i, NULL);
+    save(&s, 1, tok + 45 - session_length(&s, 1), path);
+    Saved file;
+    cr_assert(saved_open(&file, path, &e) && saved_restore(&file, &t, 2, MODEL, &e), "%s", e.msg);
+    saved_close(&file);
+    const bool marks = kv_mark_bytes(&s.cache) > 0;
+    for (int again = 0; again < 2; again++) {
+        Session *x = again ? &t : &s;
+        const int seq = again ? 2 : 1, now = session_rewind(x, seq, 36);
+        if (!marks) break; /* rows are cut: the test above */
+        cr_assert(now == AT || now == 0, "%s: went back to %d", a->name, now);
+        if (!now) continue; /* a window has let rows go */
+        went++;
+        feed(&s, 0, now, tok, NULL), feed(&s, 0, 5, tok + 60, want);
+        feed(x, seq, 5, tok + 60, got);
+        cr_assert(!memcmp(want, got, (size_t)r.V * sizeof *want), "%s: other logits after going back to %d", a->name,
+                  now);
+        session_reset(&s, 0);
+        cr_assert(session_rewind(x, seq, 20) == CHUNK, "%s: not back to an older mark", a->name);
+        cr_assert(session_rewind(x, seq, 15) == 0, "%s: back before the first mark", a->name);
+    }
+    free(want), free(got), free(path);
+    session_close(&s), session_close(&t);
+    speaker_close(&r);
+    return went;
+}
+Test(saved, states_go_back_to_marks, .timeout = 120) {
+    int went = 0;
+    for (int i = 0; i < zoo_count(); i++) went += goes_back(&zoo[i]);
+    cr_assert(went > 20 && went % 2 == 0, "%d times", went);
+}
+
 /* ---- the program ----------------------------------------------------------------------------------------------------
  */
 static json_t *said(Ran r) {
@@ -296,7 +343,8 @@ static json_t *said(Ran r) {
     return j;
 }
 static int number(const json_t *j, const char *key) { return (int)json_integer_value(json_object_get(j, key)); }
-static void talks(const char *mixer) {
+/* `again`: tokens of a text that leaves the last turn after 8 which are not computed again. */
+static void talks(const char *mixer, int again) {
     char *run = check_path("run"), *dir = xformat("run.dir=%s", run), *file = check_path("a.session"),
          *next = check_path("b.session"), *clean = xformat("rm -rf '%s'", run), *none = check_path("none/c.session");
     Ran t = RUN("train", "configs/tiny-gqa.yaml", dir, mixer, "train.steps=1", "train.eval_every=0", "optim.warmup=0",
@@ -317,8 +365,14 @@ static void talks(const char *mixer) {
               number(rest, "cached_tokens"), number(rest, "prompt_tokens"));
     /* another turn: the whole text, of which the end is new */
     json_t *kept = SAY("-p", "In the", "--max-new", "0", "--save-session", file),
-           *turn = SAY("-p", "In the beginning", "--session", file, "--max-new", "9", "--seed", "5"),
+           *turn = SAY("-p", "In the beginning", "--session", file, "--max-new", "9", "--seed", "5", "--save-session",
+                       next),
            *same = SAY("-p", "In the beginning", "--max-new", "9", "--seed", "5");
+    json_t *edited = SAY("-p", "In the start", "--session", next, "--max-new", "9", "--temperature", "0"),
+           *plain = SAY("-p", "In the start", "--max-new", "9", "--temperature", "0");
+    cr_assert(number(edited, "cached_tokens") == again, "%s: %d", mixer, number(edited, "cached_tokens"));
+    cr_assert(json_equal(json_object_get(edited, "tokens"), json_object_get(plain, "tokens")), "%s", mixer);
+    json_decref(edited), json_decref(plain);
     cr_assert(number(turn, "cached_tokens") == 7 && number(turn, "prompt_tokens") == 17);
     cr_assert(json_equal(json_object_get(turn, "tokens"), json_object_get(same, "tokens")), "%s", mixer);
     CHECK_REFUSED(RUN("generate", run, "--session", file, "--cache-dtype", "int8"), 2, "saved with codec f32");
@@ -336,7 +390,7 @@ static void talks(const char *mixer) {
     free(run), free(dir), free(file), free(next), free(clean), free(none);
 }
 Test(saved, generate_continues, .timeout = 120) {
-    talks("model.kinds={mix: {mixer: gqa, heads: 2, window: 8, sinks: 1}}");
-    talks("model.kinds={mix: {mixer: kda, heads: 2}}");
-    talks("model.kinds={mix: {mixer: dmc, heads: 2}}");
+    talks("model.kinds={mix: {mixer: gqa, heads: 2, window: 8, sinks: 1}}", 0);
+    talks("model.kinds={mix: {mixer: kda, heads: 2}}", 7);
+    talks("model.kinds={mix: {mixer: dmc, heads: 2}}", 0);
 }

@@ -1,5 +1,6 @@
 /* The cache beside a model of it, over drawn schedules of passes, forks and drops. */
 #include "tests/lib/cache_model.h"
+#include "layers/cache/codec.h"
 #include <criterion/redirect.h>
 #include <signal.h>
 
@@ -34,12 +35,31 @@ static void refuses(Plain *m, Err *e) {
     cr_assert(!memcmp(before, m->c.mem.base, m->c.mem.size), "a refused pass changed the cache");
     free(before);
 }
-static void schedule(int draw, int steps, int *refused) {
+/* A codec of blocks of few rows, which halves elements of pieces: rows in blocks differ from what was stored. */
+static size_t halves_bytes(const RowCodec *c, int width) { return (void)c, (size_t)width * sizeof(real); }
+static void halves_encode(const RowCodec *c, void *piece, const real *from, int width) {
+    (void)c;
+    for (int k = 0; k < width; k++) ((real *)piece)[k] = from[k] / 2;
+}
+static void halves_decode(const RowCodec *c, real *to, const void *piece, int width) {
+    (void)c, memcpy(to, piece, (size_t)width * sizeof(real));
+}
+static RowCodec halves(int rows) {
+    RowCodec c = codec_kivi4;
+    c.name = "halves", c.block = rows;
+    c.piece_bytes = halves_bytes, c.piece_encode = halves_encode, c.piece_decode = halves_decode;
+    return c;
+}
+static void schedule(int draw, int steps, const RowCodec *codec, int *refused) {
     Dice dice = {rng_mix(0xCAC4E, (uint64_t)draw), 0};
     KvShape s[PLAIN_SLOTS];
     Plain m;
     Rig g;
     shapes(&dice, s, draw % 4 == 3);
+    for (int i = 0; codec && i < PLAIN_SLOTS; i++) {
+        s[i].codec = codec, s[i].evicts = false;
+        if (draw % 4 != 3 && i == 3) s[i].delay = 0;
+    }
     rig_open(&g, (Table){"baseline", &ops_cpu_baseline}, 1, 1 << 20);
     int nseq = 2 + roll(&dice, PLAIN_SEQS - 1), P = page_rows[draw % 5], most = draw % 3 ? 9 : 40;
     plain_open(&m, s, PLAIN_SLOTS, nseq, 20 + roll(&dice, 100), 48, P);
@@ -88,8 +108,16 @@ static void schedule(int draw, int steps, int *refused) {
 }
 Test(cache, schedules) {
     int refused = 0;
-    for (int draw = 0; draw < 120; draw++) schedule(draw, 150, &refused);
+    for (int draw = 0; draw < 120; draw++) schedule(draw, 150, NULL, &refused);
     cr_assert(refused > 50, "only %d passes were too long", refused);
+}
+Test(cache, schedules_of_blocks) {
+    int refused = 0;
+    for (int draw = 0; draw < 60; draw++) {
+        const RowCodec codec = halves((int[]){1, 3, 4, 16, 64}[draw % 5]);
+        schedule(draw, 150, draw % 7 ? &codec : &codec_kivi2, &refused);
+    }
+    cr_assert(refused > 25, "only %d passes were too long", refused);
 }
 
 /* ---- one thing at a time ------------------------------------------------------------------------------------------

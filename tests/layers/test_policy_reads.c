@@ -237,7 +237,7 @@ Test(policy_reads, a_step_reads_the_pages_of_the_highest_scores, .timeout = 60) 
             arena_release(&g->mem, mark);
             if (step == 15 && !policy_acts(&b.p)) { /* a page that was full gets other rows */
                 b.next -= 9;
-                cr_assert(kv_rewind(&b.c, 1, b.next));
+                cr_assert(kv_rewind(&b.c, 1, b.next, NULL));
                 pass(&b, 9, true, ABSENT, ABSENT, ABSENT);
             }
             pass(&b, step == 7 ? 6 : 2, true, ABSENT, ABSENT, ABSENT);

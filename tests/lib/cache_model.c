@@ -8,6 +8,7 @@ void plain_open(Plain *m, const KvShape *shape, int nslots, int nseq, int max_to
     Err e = {0};
     Cache dry;
     *m = (Plain){.nslots = nslots, .nseq = nseq, .max_tokens = max_tokens, .max_rows = max_rows, .P = P ? P : 64};
+    if (shape->codec && shape->codec->block) m->P = shape->codec->block;
     cr_assert(kv_open(&dry, shape, nslots, nseq, max_tokens, max_rows, P, true, true, &e), "%s", e.msg);
     cr_assert(kv_open(&m->c, shape, nslots, nseq, max_tokens, max_rows, P, true, false, &e), "%s", e.msg);
     cr_assert(!dry.mem.base && dry.mem.peak == m->c.mem.size && m->c.mem.used == m->c.mem.size,
@@ -62,6 +63,7 @@ void plain_pass(Plain *m, Rig *g, Dice *dice, int most, bool hazard) {
             if (pos >= m->max_tokens && !hazard) start = true, pos = 0;
             m->of[i] = q, m->pos[i] = pos;
             m->first[i] = start ? i : i == N ? -1 : m->first[i - 1];
+            if (m->c.block && (pos + 1) % m->c.block == 0) n = i + 1 - N; /* where passes are cut */
         }
         N += n;
         int kind = roll(dice, 3); /* all, none, some */
@@ -129,6 +131,28 @@ void plain_append(Plain *m) {
             arena_close(&scratch);
         }
 }
+/* The newest rows, where they fill a block, become what its codec gives back. */
+static void plain_block(Plain *m, int slot, History *h) {
+    const KvShape *s = &m->shape[slot];
+    const RowCodec *c = s->codec;
+    const int P = c && s->lanes ? c->block : 0;
+    if (!P || h->n % P) return;
+    char *piece = xcalloc(c->piece_bytes(c, imax(P, s->vdim)), 1);
+    real *x = xcalloc((size_t)P, sizeof *x);
+    for (int lane = 0; lane < s->lanes; lane++) {
+        for (int k = 0; k < s->kdim; k++) {
+            real *at = h->k + ((size_t)(h->n - P) * (size_t)s->lanes + (size_t)lane) * (size_t)s->kdim + k;
+            for (int j = 0; j < P; j++) x[j] = at[(size_t)j * k_width(s)];
+            c->piece_encode(c, piece, x, P), c->piece_decode(c, x, piece, P);
+            for (int j = 0; j < P; j++) at[(size_t)j * k_width(s)] = x[j];
+        }
+        for (int j = h->n - P; j < h->n; j++) {
+            real *value = h->v + ((size_t)j * (size_t)s->lanes + (size_t)lane) * (size_t)s->vdim;
+            c->piece_encode(c, piece, value, s->vdim), c->piece_decode(c, value, piece, s->vdim);
+        }
+    }
+    free(piece), free(x);
+}
 void plain_end(Plain *m) {
     m->open = false;
     kv_end(&m->c, &m->b, all_accepted(m) && m->passes % 2 ? NULL : m->accept);
@@ -148,6 +172,7 @@ void plain_end(Plain *m) {
                     memcpy(h->v + (size_t)h->n * vw, R(m->kv[i].v) + (size_t)j * vw, vw * sizeof(real));
                 }
                 h->n++;
+                if (j + 1 == m->off[q] + m->accept[q]) plain_block(m, i, h);
             }
             /* a recurrence writes its state in place during the pass */
             for (int k = 0; k < m->shape[i].state; k++) {
@@ -182,13 +207,16 @@ void plain_saved(Plain *m, int from, int to) {
     plain_copy(m, from, to);
 }
 void plain_rewind(Plain *m, int seq, int n) {
+    const int P = m->c.block, asked = n;
     bool can = true;
+    if (P && n / P < plain_length(m, seq) / P) n = n / P * P;
     for (int i = 0; i < m->nslots && n; i++) {
         const KvShape *s = &m->shape[i];
         can &= !s->state && !(s->lanes && (s->evicts || s->carry_rows)) &&
                (!s->lanes || !s->window || plain_length(m, seq) < s->window);
     }
-    cr_assert(kv_rewind(&m->c, seq, n) == can, "back to %d of %d", n, plain_length(m, seq));
+    cr_assert(kv_rewind(&m->c, seq, asked, NULL) == (can ? n : 0), "back to %d of %d", asked, plain_length(m, seq));
+    can &= n || !asked;
     for (int i = 0; i < m->nslots && can; i++) m->h[i][seq].n = n;
 }
 void plain_drop(Plain *m, int seq) {
@@ -196,12 +224,27 @@ void plain_drop(Plain *m, int seq) {
     for (int i = 0; i < m->nslots; i++) m->h[i][seq].n = 0;
 }
 
+/* The rows of a block as a page has them; the caller frees them. */
+static real *block_rows_of(const Lanes *t, int page) {
+    const KvShape *s = &t->s;
+    const RowCodec *c = s->codec;
+    const size_t P = (size_t)t->P, kd = (size_t)s->kdim, vd = (size_t)s->vdim;
+    const char *in = lanes_block(t, page);
+    real *to = xcalloc(P * (kd + vd + 1), sizeof *to), *channel = to + P * (kd + vd);
+    for (size_t k = 0; k < kd; k++, in += c->piece_bytes(c, c->block)) {
+        c->piece_decode(c, channel, in, c->block);
+        for (size_t j = 0; j < P; j++) to[j * kd + k] = channel[j];
+    }
+    for (size_t j = 0; j < P; j++, in += c->piece_bytes(c, s->vdim))
+        c->piece_decode(c, to + P * kd + j * vd, in, s->vdim);
+    return to;
+}
 /* One row of a lane against the model's row j; -1: the one of its position. */
 static int check_row(const Plain *m, const char *when, int i, int seq, int h, int row, int j) {
     const KvShape *s = &m->shape[i];
     const Lanes *t = kv_lanes(kv_slot(&m->c, i));
     int page = t->table[(seq * s->lanes + h) * t->maxpages + row / t->P % t->maxpages], at = row % t->P;
-    cr_assert(page >= 0 && page < t->npages, "%s: slot %d seq %d row %d has no page", when, i, seq, j);
+    cr_assert(page >= 0 && page < t->npages + t->nblocks, "%s: slot %d seq %d row %d has no page", when, i, seq, j);
     if (j < 0) j = t->pos[page * t->P + at];
     cr_assert(j < m->h[i][seq].n && plain_resident(m, i, seq, h, j), "%s: slot %d seq %d lane %d keeps position %d",
               when, i, seq, h, j);
@@ -214,14 +257,17 @@ static int check_row(const Plain *m, const char *when, int i, int seq, int h, in
     }
     cr_assert(t->pos[page * t->P + at] == j, "%s: slot %d seq %d row %d has position %d", when, i, seq, j,
               t->pos[page * t->P + at]);
-    const real *k = R(t->data) + (size_t)page * (size_t)t->P * (size_t)(s->kdim + s->vdim),
-               *v = k + (size_t)t->P * (size_t)s->kdim;
     const History *x = &m->h[i][seq];
-    size_t kd = (size_t)s->kdim, vd = (size_t)s->vdim, from = (size_t)(j * s->lanes + h);
+    size_t kd = (size_t)s->kdim, vd = (size_t)s->vdim, from = (size_t)(j * s->lanes + h), P = (size_t)t->P;
+    real *own = page < t->npages ? NULL : block_rows_of(t, page);
+    const real *k = own ? own : R(t->data) + (size_t)page * P * (kd + vd), *v = k + P * kd;
+    cr_assert((own != NULL) == (m->c.block && j / imax(1, m->c.block) < m->h[i][seq].n / imax(1, m->c.block)),
+              "%s: slot %d seq %d lane %d row %d: %s a block", when, i, seq, h, j, own ? "in" : "not in");
     cr_assert(!memcmp(k + (size_t)at * kd, x->k + from * kd, kd * sizeof(real)),
               "%s: slot %d seq %d lane %d row %d: keys differ", when, i, seq, h, j);
     cr_assert(!memcmp(v + (size_t)at * vd, x->v + from * vd, vd * sizeof(real)),
               "%s: slot %d seq %d lane %d row %d: values differ", when, i, seq, h, j);
+    free(own);
     return j;
 }
 /* The newest carry_rows rows; those from before the document may be anything. */
@@ -234,11 +280,20 @@ static void check_carry(const Plain *m, const char *when, int i, int seq, int h)
                           m->h[i][seq].carry + (size_t)((m->h[i][seq].n - r) * s->lanes + h) * C, C * sizeof(real)),
                   "%s: slot %d seq %d lane %d: row %d from the end is carried wrongly", when, i, seq, h, r);
 }
+/* Bytes of a lane by its table: blocks, and rows that wait for one. */
+static size_t blocks_held(const Lanes *t, int lane) {
+    const int s0 = t->s0[lane], lo = t->lo[lane], hi = t->hi[lane], sinks = imin(s0 + t->s.sinks, lo);
+    size_t n = 0, waiting = 0;
+    for (int e = 0; e < t->maxpages; e++)
+        if (t->table[lane * t->maxpages + e] >= t->npages) n += block_bytes(&t->s);
+    for (int row = hi / t->P * t->P; row < hi; row++) waiting += row >= lo || (row >= s0 && row < sinks);
+    return n + waiting * (size_t)(t->s.kdim + t->s.vdim) * sizeof(real);
+}
 static void check_slot(const Plain *m, const char *when, int i, size_t bytes[]) {
     const KvShape *s = &m->shape[i];
     const Slot *slot = kv_slot(&m->c, i);
     const Lanes *t = kv_lanes(slot);
-    int distinct = 0, *users = xcalloc((size_t)t->npages + 1, sizeof *users);
+    int distinct = 0, *users = xcalloc((size_t)(t->npages + t->nblocks) + 1, sizeof *users);
     for (int seq = 0; seq < m->nseq; seq++) {
         int n = m->h[i][seq].n;
         for (int h = 0; h < s->lanes; h++) {
@@ -271,7 +326,8 @@ static void check_slot(const Plain *m, const char *when, int i, size_t bytes[]) 
                 distinct += users[page]++ == 0;
             }
             free(seen);
-            bytes[seq] += (size_t)resident * (size_t)(s->kdim + s->vdim) * sizeof(real);
+            bytes[seq] +=
+                m->c.block ? blocks_held(t, lane) : (size_t)resident * (size_t)(s->kdim + s->vdim) * sizeof(real);
             bytes[seq] += (size_t)(s->carry * s->carry_rows) * sizeof(real);
         }
         bytes[seq] += (size_t)s->state * sizeof(real);

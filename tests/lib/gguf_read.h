@@ -49,7 +49,7 @@ static inline void skip_value(File *f, uint32_t type) {
     uint64_t n = type == 8 ? next(f, 8) : (uint64_t)gguf_bytes(type);
     take(f, n);
 }
-static inline uint64_t block_bytes(const Block *t) {
+static inline uint64_t gguf_block_bytes(const Block *t) {
     cr_assert(t->type == 0 || t->type == 1 || t->type == 8 || t->type == 30, "%s: type %u", t->name, t->type);
     return t->type == 8 ? t->count / 32 * 34 : t->count * (t->type ? 2 : 4);
 }
@@ -90,7 +90,7 @@ static inline void file_open(File *f, const char *path) {
     for (uint64_t i = 0; i < f->ntensor; i++) { /* one after the other, each at a multiple of 32 */
         cr_assert_eq(place[i], (end + 31) / 32 * 32, "%s", f->tensor[i].name);
         f->tensor[i].p = f->map.p + data + place[i];
-        end = place[i] + block_bytes(&f->tensor[i]);
+        end = place[i] + gguf_block_bytes(&f->tensor[i]);
     }
     cr_assert_eq(f->map.n, data + (end + 31) / 32 * 32);
     free(place);

@@ -316,7 +316,7 @@ MAKE(columns_backward) {
 static const RowCodec *codec_drawn(OpCall *c) {
     const int first = cuda_ops() ? 2 : 0; /* whose kernels write no f32 and bf16 by these ops */
     int n = 0;
-    while (codec_at(n)) n++;
+    while (codec_at(n) && !codec_at(n)->block) n++; /* the last of the table store several rows together */
     return codec_at(first + draw_of(c, n - first));
 }
 MAKE(encode_rows) {

@@ -146,7 +146,7 @@ static bool fill_some(Fill *f, Cache *c, int b, int from, int n, Err *e) {
 }
 bool decode_fill(Decode *d, Err *e) {
     Cache *c = &d->s.cache;
-    const int N = imin(d->s.opts.chunk, d->o.prompt);
+    const int N = imin(c->block ? c->block : d->s.opts.chunk, d->o.prompt); /* a pass ends with a block */
     for (int i = 0; i < c->nslots; i++)
         if (kv_lanes(kv_slot(c, i))->s.evicts)
             return err_input(e, "--fill: a layer of this model decides which rows to keep; leave --fill out");
