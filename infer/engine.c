@@ -132,7 +132,7 @@ bool engine_read(Engine *en, const char *path, const Cli *cli, Err *e) {
 
 bool engine_load(Engine *en, ModelOpts opts, Err *e) {
     bool ok = true;
-    if (en->text && opts.policy && policy_replay_tokens(opts.policy, 1)) {
+    if (en->text && policy_feeds(opts.policy)) {
         en->policy = *opts.policy;
         opts.policy = &en->policy;
         ok = replay_requests(&en->policy, &en->tokenizer, e);

@@ -44,7 +44,8 @@ bool session_open(Session *s, const Model *m, SessionOpts o, Err *e) {
     s->next = xcalloc((size_t)session_places(s), sizeof(int));
     s->rows = xcalloc(5 * (size_t)o.chunk + 2 * (size_t)o.nseq + 1, sizeof(int));
     s->id = xcalloc((size_t)o.nseq, sizeof(uint64_t));
-    if (s->cache.spare >= 0) s->fed = xcalloc((size_t)session_places(s) * (size_t)o.max_tokens, sizeof(int));
+    if (s->cache.spare >= 0 && policy_whom(m->opts.policy) == ASK_REPLAY)
+        s->fed = xcalloc((size_t)session_places(s) * (size_t)o.max_tokens, sizeof(int));
     return true;
 }
 
@@ -196,6 +197,11 @@ static void see_draw(void *ctx, Tensor logits) {
     device_sample(d->s->model->dev, logits.n[0], logits.n[1], d->rows, R(logits), d->s->seen, d->s->drawing, d->out);
 }
 
+/* What cannot be undone in part: the sequences of a call start anew. Returns false. */
+static bool feeds_undone(Session *s, int B, const Feed *f) {
+    for (int i = 0; i < B; i++) session_reset(s, f[i].seq);
+    return false;
+}
 static bool extend(Session *s, int B, const Feed *f, Want want, Tensor logits, const Draws *draws, Err *e) {
     const bool some = draws || present(logits);
     CHECK(want == WANT_LAST || s->opts.want_all, "opened for last rows only");
@@ -231,11 +237,11 @@ static bool extend(Session *s, int B, const Feed *f, Want want, Tensor logits, c
         const RowList rows = {p.nwant, p.want};
         if (!(draws ? model_extend_seen(s->model, work_of(s), &s->cache, &batch, p.tok, rows, see_draw, &now, 1, e)
                     : model_extend(s->model, work_of(s), &s->cache, &batch, p.tok, rows, out, e))) {
-            /* cannot be undone in part: the sequences of this call start anew */
-            for (int i = 0; i < B; i++) session_reset(s, f[i].seq);
-            return false;
+            return feeds_undone(s, B, f);
         }
         s->read += kv_read(&s->cache);
+        for (int i = 0; i < p.B - fill; i++)
+            if (p.off[i + 1] > p.off[i] && !session_prompt_asked(s, p.seq[i], e)) return feeds_undone(s, B, f);
         pass_mark(s, &p);
         for (int i = 0; i < own && draws; i++) draws->out[done + i] = s->drawn[i];
         for (int i = p.B - fill; i < p.B; i++) session_reset(s, p.seq[i]);

@@ -63,13 +63,15 @@ static RowList extend_looked(const Workspace *ws, const Run *r, RowList asked, R
     }
     return (RowList){n, ws->looked};
 }
-/* Memory for the queries of layers that are asked. Returns the rows that layers up to the last of them run for. */
+/* Memory for the queries of layers that are asked. Returns the rows that layers up to the last of them run for: all,
+ * where the head reads them all. */
 static RowList extend_ask(const Model *m, const Workspace *ws, Run *r, const Cache *c, RowList want) {
     const PolicyCfg *p = m->opts.policy;
     if (m->last_asked < 0) return want;
-    const bool replays = p->of->ask.whom == ASK_REPLAY;
+    const bool replays = policy_feeds(p);
+    const RowList all = {r->batch->N, ws->idx};
     for (int l = 0; l < m->L; l++) ws->probe[l] = (Probe){0};
-    if (replays && !c->replay && !measuring(r)) return want;
+    if (replays && !c->replay && !measuring(r)) return policy_novelty(p) ? all : want;
     RowList asked = extend_asked(ws, r, policy_queries(p));
     if (replays) asked.n = imin(asked.n, REPLAY_ROWS);
     for (int l = 0; l < m->L; l++) {
@@ -80,7 +82,65 @@ static RowList extend_ask(const Model *m, const Workspace *ws, Run *r, const Cac
         ws->probe[l].q = SCRATCH(r, "queries asked", asked.n, y->heads, s->kdim);
         ws->probe[l].lse = SCRATCH(r, "lse of queries asked", asked.n, y->heads);
     }
-    return extend_looked(ws, r, asked, want);
+    return policy_novelty(p) ? all : extend_looked(ws, r, asked, want);
+}
+
+/* ---- how novel tokens are ---------------------------------------------------------------------------------------- */
+
+/* The slot that remembers the newest rows before the head; NULL: no policy asks for novelty. */
+static const Slot *extend_last(const Model *m, const Cache *c) {
+    for (int l = 0; l < m->L; l++)
+        if (m->layer[l].owner && m->layer[l].rows.last) return kv_slot(c, l);
+    return NULL;
+}
+/* Memory for the novelty of a pass's tokens. The first token of a document has no target: its novelty is 0. */
+static void extend_novelty_begin(const Model *m, Workspace *ws, Run *r, const int *tok) {
+    const Batch *b = r->batch;
+    ws->novelty = ws->xf = ABSENT;
+    if (!policy_novelty(m->opts.policy)) return;
+    for (int i = 0; i < b->N; i++) ws->target[i] = b->first[i] == i ? -1 : tok[i];
+    ws->novelty = SCRATCH(r, "novelty of tokens", b->N);
+    ws->xf = SCRATCH(r, "rows before the head", b->N, m->cfg.d_model);
+}
+/* xf (N,d): the rows before the head. The row before a token is the pass's, or for the first token of a sequence in the
+ * pass the one that its slot remembers. */
+static void extend_novelty(const Model *m, Workspace *ws, Run *r, const Cache *c, Tensor xf) {
+    const Batch *b = r->batch;
+    const int d = m->cfg.d_model;
+    const size_t bytes = (size_t)b->N * sizeof(size_t), w = (size_t)d;
+    if (!present(ws->novelty)) return;
+    const RunMark mark = run_mark(r);
+    const Tensor before = SCRATCH(r, "rows before tokens", b->N, d);
+    size_t *to = arena_take(r->host, bytes, "places"), *from = arena_take(r->host, bytes, "rows"),
+           *first_to = arena_take(r->host, bytes, "places of first tokens"),
+           *first_from = arena_take(r->host, bytes, "rows of sequences");
+    int n = measuring(r) ? b->N : 0, firsts = measuring(r) ? b->B : 0;
+    for (size_t i = 0; i < (size_t)b->N && !measuring(r); i++) {
+        const int q = b->of[i];
+        if ((int)i == b->off[q])
+            first_to[firsts] = i * w, first_from[firsts++] = (size_t)b->seq[q] * w;
+        else
+            to[n] = i * w, from[n++] = (i - 1) * w;
+    }
+    r->ops->copy(r, ws->xf, xf);
+    r->ops->move(r, before, to, xf, from, n, d);
+    r->ops->move(r, before, first_to, kv_last(extend_last(m, c)), first_from, firsts, d);
+    r->ops->linear_xent(r, ws->novelty, NULL, NOWHERE, ABSENT, before, m->cfg.tied ? m->w.embed : m->w.head,
+                        model_logits(m), ws->target, NULL);
+    run_release(r, mark);
+}
+/* The rows before the head of each sequence's newest accepted token. */
+static void extend_novelty_end(const Model *m, const Workspace *ws, Run *r, const Cache *c, const int *accept) {
+    const Batch *b = r->batch;
+    const size_t bytes = (size_t)b->B * sizeof(size_t), w = (size_t)m->cfg.d_model;
+    if (!present(ws->xf)) return;
+    size_t *to = arena_take(r->host, bytes, "places of newest rows"), *from = arena_take(r->host, bytes, "newest rows");
+    int n = measuring(r) ? b->B : 0;
+    for (int q = 0; q < b->B && !measuring(r); q++) {
+        const int end = accept ? b->off[q] + accept[q] : b->off[q + 1];
+        if (end > b->off[q]) to[n] = (size_t)b->seq[q] * w, from[n++] = (size_t)(end - 1) * w;
+    }
+    r->ops->move(r, kv_last(extend_last(m, c)), to, ws->xf, from, n, m->cfg.d_model);
 }
 
 /* Rows of layer l's output. */
@@ -122,10 +182,12 @@ static void extend_pass(const Model *m, Workspace *ws, Run *r, const Cache *c, c
                         Logits logits) {
     int N = r->batch->N, d = m->cfg.d_model;
     const size_t one = sizeof(int), rows = (size_t)N * one;
-    run_give(r, 3,
+    extend_novelty_begin(m, ws, r, tok);
+    run_give(r, 4,
              (const Given[]){{ws->idx, rows},
                              {tok, rows},
-                             {want.idx == ws->idx ? NULL : want.idx, (size_t)want.n * one}});
+                             {want.idx == ws->idx ? NULL : want.idx, (size_t)want.n * one},
+                             {present(ws->novelty) ? ws->target : NULL, rows}});
     Fields place = arena_placer(r->scratch);
     for (int l = 0; l < m->L; l++)
         if (m->layer[l].owner) kv_pass_fields(&m->layer[l].rows, N, &ws->kv[l], &place);
@@ -169,6 +231,7 @@ static void extend_pass(const Model *m, Workspace *ws, Run *r, const Cache *c, c
     bool apart = want.n && (logits.see || device_apart(ws->dev));
     Tensor out = apart ? SCRATCH(r, "logits", want.n, m->cfg.vocab) : to;
     sums_need(m, r, m->L + 1);
+    extend_novelty(m, ws, r, c, norm.y);
     if (want.n) head_logits(m, r, out, xf, m->cfg.tied ? m->w.embed : m->w.head);
     sums_rest(m);
     if (want.n && logits.see)
@@ -257,6 +320,7 @@ bool model_verify(const Model *m, Workspace *ws, Cache *c, const Batch *b, const
 }
 static void extend_append(const Model *m, Workspace *ws, const Cache *c, Run r, const int *accept) {
     RunMark mark = run_mark(&r);
+    r.novelty = ws->novelty;
     Tensor evicted = present(ws->evicted) ? host_view(&r, ws->evicted, true) : ABSENT; /* waits */
     for (int l = 0, at = 0; l < m->L; l++) {
         if (!m->layer[l].owner) continue;
@@ -270,6 +334,7 @@ static void extend_append(const Model *m, Workspace *ws, const Cache *c, Run r, 
     for (int l = 0; l <= m->last_asked; l++)
         if (present(ws->probe[l].q))
             kv_ask(&r, kv_slot(c, m->layer[l].kv_from), &ws->probe[l], m->layer[l].heads_at, accept);
+    extend_novelty_end(m, ws, &r, c, accept);
     run_release(&r, mark);
 }
 static void extend_settle(Workspace *ws, Cache *c, const Batch *b, const int *accept) {
@@ -336,6 +401,11 @@ void model_prompt_ends(Workspace *ws, Cache *c, int seq, int next) {
     kv_prompt_ends(&r, c, seq, next);
 }
 
+void model_prompt_asked(Workspace *ws, Cache *c, int seq, int next) {
+    Run r = workspace_run(ws);
+    kv_prompt_asked(&r, c, seq, next);
+}
+
 bool model_extend_reserve(const Model *m, Workspace *ws, Cache *c, int max_rows, int max_want, int max_seqs, Err *e) {
     int N = max_rows, B = imin(max_seqs, N), most = imin(max_want, N);
     if (N > ws->extend_rows) {
@@ -343,6 +413,7 @@ bool model_extend_reserve(const Model *m, Workspace *ws, Cache *c, int max_rows,
         for (int i = 0; i < imax(N, m->opts.max_rows); i++) ws->idx[i] = i;
         ws->asked = xrealloc(ws->asked, (size_t)N, sizeof *ws->asked);
         ws->looked = xrealloc(ws->looked, (size_t)N, sizeof *ws->looked);
+        ws->target = xrealloc(ws->target, (size_t)N, sizeof *ws->target);
         ws->extend_rows = N;
     }
     int *zeros = xcalloc((size_t)N + 1, sizeof *zeros);

@@ -92,6 +92,16 @@ int model_varying(const Model *m) {
     return -1;
 }
 
+/* How the cache stores a layer's rows: by the codec of all, or in the first layers by one of the policy's own. */
+static void open_rows(Model *m) {
+    const PolicyCfg *p = m->opts.policy;
+    for (int l = 0, slot = 0; l < m->L; l++) {
+        KvShape *s = &m->layer[l].rows;
+        const RowCodec *own = m->layer[l].owner && policy_suits(p, s) ? policy_codec(p, slot++) : NULL;
+        s->codec = own ? own : m->opts.codec, s->coded = own != NULL;
+        if (!m->layer[l].owner) s->codec = m->layer[m->layer[l].kv_from].rows.codec;
+    }
+}
 /* A codec that rotates keys has some that are not values too: these would come back mixed. Rows that are stored
  * together cannot leave one by one. */
 static bool open_codec(const Model *m, const RowCodec *codec, Err *e) {
@@ -116,6 +126,17 @@ bool model_guesses(const Model *m, int l) {
            m->layer[l].kind->mixer->queries && !m->layer[l - 1].kind->mixer->reads_nothing &&
            policy_suits(p, &m->layer[m->layer[l].kv_from].rows);
 }
+/* Every row goes through all layers, and one slot remembers the newest. */
+static void open_novelty(Model *m) {
+    const PolicyCfg *p = m->opts.policy;
+    if (!policy_novelty(p)) return;
+    m->last_asked = m->L - 1;
+    for (int l = 0; l < m->L; l++)
+        if (m->layer[l].owner && policy_suits(p, &m->layer[l].rows)) {
+            m->layer[l].rows.last = m->cfg.d_model;
+            return;
+        }
+}
 /* Whether the policy has rows to choose from; which layers it asks. */
 static bool open_policy(Model *m, const PolicyCfg *p, Err *e) {
     bool rows = false, suits = false, guessed = false;
@@ -127,6 +148,9 @@ static bool open_policy(Model *m, const PolicyCfg *p, Err *e) {
             "--policy %s: rows leave or are read one by one, and --cache-dtype %s stores %d together; take "
             "another codec, such as int4",
             p->of ? p->of->name : p->read->name, codec->name, codec->block);
+    if (policy_whom(p) == ASK_PROMPT && !p->request[REQUEST_FIRST].n)
+        return err_input(e, "--policy %s: catalyst: its prompt has words, and no tokenizer is here; leave catalyst out",
+                         p->of->name);
     if (codec && codec->rotate && p->of->needs & NEED_TURNS)
         return err_input(
             e,
@@ -141,6 +165,7 @@ static bool open_policy(Model *m, const PolicyCfg *p, Err *e) {
         guessed |= model_guesses(m, l);
         if (y->heads && policy_queries(p) && policy_suits(p, s)) m->last_asked = l;
     }
+    open_novelty(m);
     if (suits && p->read && p->read->guesses && !guessed)
         return err_input(e,
                          "--policy %s: it guesses the queries of a gqa layer from the input of the layer before, and "
@@ -159,7 +184,7 @@ bool model_open(Model *m, Device *dev, const ModelCfg *cfg, ModelOpts opts, Err 
     *m = (Model){.dev = dev, .opts = opts};
     CHECK(!opts.train || opts.dry || !(opts.bf16_weights || opts.codec), "training keeps what it rounds");
     if (!model_map(m, cfg, e)) goto fail;
-    for (int l = 0; l < m->L; l++) m->layer[l].rows.codec = opts.codec;
+    open_rows(m);
     if (!open_codec(m, opts.codec, e) || !open_policy(m, opts.policy, e)) goto fail;
     for (int l = 0; l < m->L; l++) m->layer[l].recompute = opts.recompute < 0 || l < opts.recompute;
     weights_new(m, &m->w);

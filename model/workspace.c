@@ -86,6 +86,7 @@ void workspace_close(Workspace *ws) {
     free(ws->probe);
     free(ws->asked);
     free(ws->looked);
+    free(ws->target);
     free(ws->idx);
     *ws = (Workspace){0};
 }

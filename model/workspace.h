@@ -76,6 +76,8 @@ typedef struct {
     int dry_looked;      /* while measuring: how many are looked at */
     int *asked, *looked; /* their rows; those and the wanted ones; (extend_rows) each */
     Tensor evicted;      /* on a GPU: all layers' Kv.evicted in one piece; absent: no layer evicts rows */
+    Tensor novelty, xf;  /* Run.novelty and the rows before the head (N,d), if a policy of the cache asks for them; */
+    int *target;         /* (extend_rows) the tokens whose novelty it is */
     /* Set by the owner before a pass: */
     uint64_t seed, step; /* seed of all noise */
     double progress;     /* of the training stage, see Run */
@@ -127,9 +129,10 @@ bool model_verify(const Model *, Workspace *, Cache *, const Batch *, const int 
                   Err *);
 void model_commit(const Model *, Workspace *, Cache *, const Batch *, const int *accept);
 /* Between passes: after one that repeats part of a context (kv_replayed); where a prompt of `next` tokens of sequence
- * seq ends (kv_prompt_ends). */
+ * seq ends (kv_prompt_ends), where rows leave by what a prompt of the policy's says (kv_prompt_asked). */
 void model_replayed(Workspace *, Cache *, int from, int n, int lo, int hi);
 void model_prompt_ends(Workspace *, Cache *, int seq, int next);
+void model_prompt_asked(Workspace *, Cache *, int seq, int next);
 /* Reserves scratch for a pass of max_rows rows with at most max_want wanted; call before the first model_extend
  * (grows). EXIT_INPUT: the device lacks an op of one of the layers. EXIT_RUNTIME: no memory. */
 bool model_extend_reserve(const Model *, Workspace *, Cache *, int max_rows, int max_want, int max_seqs, Err *);

@@ -71,6 +71,9 @@ typedef struct {
     int delay;
     int carry, carry_rows; /* per lane: the last carry_rows rows of Kv.carry, what the next pass starts from */
     int heads;             /* query heads that see all rows of the slot, whose queries a policy may ask for; 0: none */
+    bool coded;            /* the cache's policy stores the rows by a codec of its own, and every step reads all */
+    int last; /* values of the row before the head that is kept of each sequence's newest token, in one slot of a cache
+                 whose policy asks for novelty; 0: none */
 } KvShape;
 /* The rows of a pass, or their gradients. bias: the mask of row j, added to the scores of queries more than `delay`
  * positions after it: log(1 - chance that its successor evicted it), or 0 and -inf where that is decided. */
@@ -193,8 +196,10 @@ typedef struct {
     Tensor stat;     /* (B,STATS,2) sum, count: forward adds; absent in a replayed forward and outside of training */
     Tensor dstat;    /* (B,STATS) derivative of the loss by the sums: backward reads; absent: none */
     GivenAll given;
-    Probe probe;  /* of the layer that runs */
-    Tensor guess; /* (out.n, heads, kdim) the layer's queries as the layer before guessed them (Mixer.queries) */
+    Probe probe;    /* of the layer that runs */
+    Tensor guess;   /* (out.n, heads, kdim) the layer's queries as the layer before guessed them (Mixer.queries) */
+    Tensor novelty; /* (N) -log P of each row's token by the rows before it, 0 of a document's first; absent: no policy
+                       asks for it */
 } Run;
 /* Key of the noise of row i of the batch at a site (DropSite, ops.h): a function of seed, step, layer, sample and row
  * in the sample, so that recomputation, resumption, micro-batches and ranks all see the same. The draws of a row:

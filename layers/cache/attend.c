@@ -27,5 +27,6 @@ void kv_probe(Run *r, Tensor q, Tensor lse, AttnSpec spec) {
 }
 Tensor kv_state(const Slot *s) { return s->state; }
 Tensor kv_carry(const Slot *s) { return s->carry; }
+Tensor kv_last(const Slot *s) { return s->last; }
 const Lanes *kv_lanes(const Slot *s) { return &s->t; }
 const Lanes *kv_lanes_there(const Slot *s) { return s->mirror ? &s->there : &s->t; }

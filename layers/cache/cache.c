@@ -302,14 +302,14 @@ bool kv_open_at(Cache *c, Device *dev, const KvShape *slots, int nslots, int nse
 }
 static void slot_choose(const Cache *c, Slot *s) {
     const PolicyCfg *p = &c->policy;
-    if (p->read && policy_suits(p, &s->t.s)) s->policy = *p, s->after = c->after;
+    if (p->read && policy_suits(p, &s->t.s) && !s->t.s.coded) s->policy = *p, s->after = c->after;
     s->chosen = policy_acts(p) && policy_suits(p, &s->t.s);
     if (!s->chosen) return;
     s->t.s.sparse = true;
     s->score_of = p->of->score;
     s->keeps = p->of->keeps;
     s->queries = policy_queries(p);
-    s->replays = p->of->ask.whom == ASK_REPLAY;
+    s->replays = policy_feeds(p);
 }
 bool kv_open_policy(Cache *c, Device *dev, const PolicyCfg *policy, const KvShape *slots, int nslots, int nseq,
                     int max_tokens, int max_rows, int page_rows, bool poison, bool dry, Err *e) {
@@ -321,7 +321,6 @@ bool kv_open_policy(Cache *c, Device *dev, const PolicyCfg *policy, const KvShap
     if (policy) c->policy = *policy;
     if (policy_acts(policy)) c->observed = xcalloc((size_t)nseq, sizeof(int));
     if (c->policy.read) {
-        page_rows = c->policy.page;
         c->after = xcalloc((size_t)nseq, sizeof(int));
         for (int q = 0; q < nseq; q++) c->after[q] = INT32_MAX;
         if (dev) {
@@ -336,7 +335,8 @@ bool kv_open_policy(Cache *c, Device *dev, const PolicyCfg *policy, const KvShap
             return err_input(e, "cache: rows in %s cannot be read on device %s; take another codec or --device cpu",
                              slots[i].codec->name, device_ops(dev)->name);
         }
-        if (!slot_shape(&c->slot[i], &slots[i], nseq, max_tokens, max_rows, page_rows ? page_rows : PAGE_ROWS)) {
+        const int rows = c->policy.read && !slots[i].coded ? c->policy.page : page_rows ? page_rows : PAGE_ROWS;
+        if (!slot_shape(&c->slot[i], &slots[i], nseq, max_tokens, max_rows, rows)) {
             kv_close(c);
             return err_runtime(e,
                                "out of memory: a cache of %d sequences of %d tokens; fewer or shorter ones need less",

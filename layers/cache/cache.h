@@ -63,6 +63,8 @@ void kv_end(Cache *, const Batch *, const int *accept);
 /* ---- policies (policy.h); nothing where there is none ----*/
 /* How the keys of a slot and the queries on them are rotated; it must outlive the cache. */
 void kv_turns(Slot *, const Rope *);
+/* Of a slot with KvShape.last: (nseq,last), indexed by Batch.seq. */
+Tensor kv_last(const Slot *);
 /* Before kv_end, for each layer that reads the slot and was asked: keep the queries of accepted rows. at: query heads
  * of each lane that belong to layers before it. */
 void kv_ask(Run *, Slot *, const Probe *, int at, const int *accept);
@@ -72,10 +74,12 @@ void kv_policy(Run *, Cache *, const Batch *, const int *accept);
 /* A prompt of sequence seq ends at a length of `next`: evictions of a policy that waits for it, later queries
  * select. */
 void kv_prompt_ends(Run *, Cache *, int seq, int next);
+/* Of a policy that asks a prompt of its own (ASK_PROMPT), when it has been fed: evictions at a length of `next`. */
+void kv_prompt_asked(Run *, Cache *, int seq, int next);
 /* The context that sequence seq has, `next` tokens, is about to be fed again, or its next chunk: Cache.spare becomes a
  * copy of it, in which passes may go on from there. kv_replayed, after each of them: its n queries from position `from`
  * on judge the rows at positions lo..hi-1. kv_prompt_ends reads the judgement and ends the replay, kv_replay_drop ends
- * it without. Of policies that ask so (ASK_REPLAY) alone. */
+ * it without. Of policies that feed tokens (policy_feeds) alone. */
 void kv_replay_begin(Cache *, int seq, int next);
 void kv_replayed(Run *, Cache *, int from, int n, int lo, int hi);
 void kv_replay_drop(Cache *);

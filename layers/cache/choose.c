@@ -154,7 +154,8 @@ static Tensor choose_replayed(Run *r, const Cache *c, const Slot *s, int seq, in
 static void choose_slot(Run *r, Cache *c, Slot *s, int slot, int slots, int lanes, int seq, int next, bool evicts) {
     const Policy *of = c->policy.of;
     const int K = s->t.s.lanes, first = seq * K, rows = policy_slot_rows(&c->policy, next, slot, slots);
-    const bool asks = of->ask.whom != ASK_NOBODY && !(of->needs & NEED_QUERIES);
+    const bool asks = of->ask.whom != ASK_NOBODY && !(of->needs & NEED_QUERIES),
+               divides = c->replay && policy_whom(&c->policy) == ASK_REPLAY;
     int most = 0, from = next - s->queries;
     for (int h = 0; h < K; h++) most = imax(most, s->t.hi[first + h] - s->t.lo[first + h]);
     if (of->ask.whom != ASK_ALL && !c->replay && !of->varies && most <= rows) return; /* all rows stay */
@@ -188,7 +189,7 @@ static void choose_slot(Run *r, Cache *c, Slot *s, int slot, int slots, int lane
         x.lse = lse = choose_queries(s, s->asked_lse, seq, from, next - from);
     }
     for (int h = 0; h < K; h++)
-        lane_open(c, s, first + h, c->replay ? replay_rows(c, lanes + h) : rows,
+        lane_open(c, s, first + h, divides ? replay_rows(c, lanes + h) : rows,
                   asks ? R(stat) + (size_t)h * (size_t)stat.n[1] : NULL, next, &lane[h],
                   order + (size_t)h * (size_t)(most + 1));
     run_release(r, mark);
@@ -236,7 +237,7 @@ typedef struct {
 static void choose(Run *r, Cache *c, const Due *due, int n) {
     int slots = 0, slot = 0, lanes = 0;
     for (int i = 0; i < c->nslots; i++) slots += c->slot[i].chosen;
-    if (c->replay && n) replay_divide(c, due->seq, slots);
+    if (c->replay && n && policy_whom(&c->policy) == ASK_REPLAY) replay_divide(c, due->seq, slots);
     if (c->mirror) dirty_copy_flush(c->mirror); /* the device counts in the tables as they are now */
     for (int i = 0; i < c->nslots && n; i++) {
         Slot *s = &c->slot[i];
@@ -268,6 +269,7 @@ void kv_policy(Run *r, Cache *c, const Batch *b, const int *accept) {
         choose_measure(r, c);
         return;
     }
+    if (policy_feeds(&c->policy)) return; /* not before tokens were fed: kv_prompt_asked, kv_prompt_ends */
     Due *due = xcalloc((size_t)b->B, sizeof *due);
     int n = 0;
     for (int q = 0; q < b->B; q++) {
@@ -280,6 +282,10 @@ void kv_policy(Run *r, Cache *c, const Batch *b, const int *accept) {
     }
     if (n) choose(r, c, due, n);
     free(due);
+}
+void kv_prompt_asked(Run *r, Cache *c, int seq, int next) {
+    choose(r, c, &(Due){seq, next, true}, 1);
+    kv_replay_drop(c);
 }
 void kv_prompt_ends(Run *r, Cache *c, int seq, int next) {
     if (c->after && next > 0) c->after[seq] = next;

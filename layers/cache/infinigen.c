@@ -7,13 +7,6 @@
  * Efficient Generative Inference of Large Language Models with Dynamic KV Cache Management", arXiv:2406.19707. */
 #include "policy.h"
 
-static void infinigen_summary(const real *keys, int P, int D, real *out) {
-    for (int d = 0; d < D; d++) {
-        double sum = 0;
-        for (int r = 0; r < P; r++) sum += (double)keys[r * D + d];
-        out[d] = (real)(sum / P);
-    }
-}
 static void infinigen_judge(PageChoice *c) {
     const int D = c->D, few = imax(1, (int)(c->p->channels * D + 1e-9));
     int64_t near = 0;
@@ -52,7 +45,7 @@ const Policy policy_infinigen = {
     .role = POLICY_READS,
     .keys = keys,
     .own = own,
-    .summary = infinigen_summary,
+    .summary = policy_means,
     .summary_channels = 1,
     .judge = infinigen_judge,
     .guesses = true,

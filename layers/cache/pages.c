@@ -85,11 +85,14 @@ void slot_place(Slot *s, Arena *rows, Arena *a) {
         s->summary = arena_take(a, (size_t)t->npages * policy_summary(&s->policy, t->s.kdim) * sizeof(real),
                                 "summaries of pages");
         s->newest = arena_take(a, (size_t)t->npages * sizeof *s->newest, "newest rows of pages");
+        s->oldest = arena_take(a, (size_t)t->npages * sizeof *s->oldest, "oldest rows of pages");
         s->summed = arena_take(a, (size_t)t->npages * sizeof *s->summed, "pages with summaries");
     }
     if (n && s->chosen && s->keeps) s->kept = arena_take(a, (size_t)t->npages * (size_t)t->P * sizeof(real), "kept");
     if (n && s->score_of) s->score = arena_tensor(rows, "cache scores", REAL, 2, (int[]){t->npages, t->P});
     if (t->s.state) s->state = arena_tensor(rows, "cache state", REAL, 2, (int[]){t->nseq, t->s.state});
+    if (n && t->s.last)
+        s->last = arena_tensor(rows, "newest rows before the head", REAL, 2, (int[]){t->nseq, t->s.last});
     s->there.data = t->data;
 }
 
@@ -117,6 +120,7 @@ void slot_clear(Slot *s) {
      */
     if (s->dev && present(s->carry)) device_zero(s->dev, s->carry.p, tensor_bytes(s->carry));
     if (s->dev && present(s->score)) device_zero(s->dev, s->score.p, tensor_bytes(s->score)); /* read as a whole */
+    if (s->dev && present(s->last)) device_zero(s->dev, s->last.p, tensor_bytes(s->last));
     if (s->dev && s->queries) { /* forks copy what nobody may have written */
         device_zero(s->dev, s->asked.p, tensor_bytes(s->asked));
         device_zero(s->dev, s->asked_lse.p, tensor_bytes(s->asked_lse));
@@ -221,6 +225,8 @@ void slot_share(Slot *s, int from, int to) {
     }
     size_t n = (size_t)t->s.state;
     if (n) copy_bytes(s, R(s->state) + (size_t)to * n, R(s->state) + (size_t)from * n, n * sizeof(real));
+    n = present(s->last) ? (size_t)t->s.last : 0;
+    if (n) copy_bytes(s, R(s->last) + (size_t)to * n, R(s->last) + (size_t)from * n, n * sizeof(real));
     Tensor *const asked[] = {&s->asked, &s->asked_lse};
     for (int i = 0; i < 2 && s->queries && !s->replays; i++) {
         const size_t bytes = tensor_bytes(*asked[i]) / (size_t)t->nseq;

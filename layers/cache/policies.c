@@ -16,10 +16,8 @@ const Policy policy_window = {.name = "window",
 static const Policy *const policies[] = {POLICIES(POLICY_LISTED)};
 enum { LISTED = sizeof policies / sizeof *policies, WORD_MAX = 30 };
 static const PolicyAbsent absent[] = {
-    {"InfiniPot", "arXiv:2410.01518", "needs the logits of prompt tokens, and feeds a prompt of its own in between"},
     {"LazyLLM", "arXiv:2407.14057",
      "drops tokens between the layers of a pass and revives them from kept inputs; a pass here has one list of rows"},
-    {"TailorKV", "arXiv:2505.19586", "needs rows in host memory and another codec in some layers"},
 };
 const PolicyAbsent *policy_absent(int i) {
     return i >= 0 && i < (int)(sizeof absent / sizeof *absent) ? &absent[i] : NULL;

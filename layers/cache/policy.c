@@ -1,6 +1,7 @@
 /* policy.c: what a policy with its settings asks of a model and its sessions, and how a score becomes a choice of
  * rows. */
 #include "policy.h"
+#include "codec.h"
 
 /* ---- what it asks of a model and its sessions --------------------------------------------------------------------*/
 
@@ -22,21 +23,25 @@ int policy_cut(const PolicyCfg *p) {
     if (!policy_acts(p)) return 0;
     return p->every ? p->every : p->of->ask.whom == ASK_ALL ? FOLD : 0;
 }
-bool policy_replays(const PolicyCfg *p, int n) {
-    return policy_acts(p) && p->of->ask.whom == ASK_REPLAY && policy_rows(p, n) < n;
+int policy_whom(const PolicyCfg *p) { return p->catalyst ? ASK_PROMPT : (int)p->of->ask.whom; }
+bool policy_feeds(const PolicyCfg *p) {
+    return policy_acts(p) && (policy_whom(p) == ASK_REPLAY || policy_whom(p) == ASK_PROMPT);
 }
+bool policy_replays(const PolicyCfg *p, int n) { return policy_feeds(p) && policy_rows(p, n) < n; }
 int policy_replay_tokens(const PolicyCfg *p, int n) {
-    if (!policy_acts(p) || p->of->ask.whom != ASK_REPLAY) return 0;
+    if (!policy_feeds(p)) return 0;
+    if (policy_whom(p) == ASK_PROMPT) return p->request[REQUEST_FIRST].n;
     return imax(p->request[REQUEST_FIRST].n, p->request[REQUEST_NEXT].n + REPLAY_NAMED) + p->request[REQUEST_END].n +
            imin(p->chunk, n);
 }
 int policy_queries(const PolicyCfg *p) {
     if (!policy_acts(p)) return 0;
-    switch (p->of->ask.whom) {
+    switch (policy_whom(p)) {
     case ASK_WINDOW: return p->window;
     case ASK_QUERIES: return p->queries;
     case ASK_ALL: return policy_cut(p);
-    case ASK_REPLAY: return REPLAY_ROWS;
+    case ASK_REPLAY:
+    case ASK_PROMPT: return REPLAY_ROWS;
     default: return 0;
     }
 }
@@ -47,8 +52,14 @@ bool policy_suits(const PolicyCfg *p, const KvShape *s) {
     return s->heads && !(s->alias && (p->of->ask.value != COL_PLAIN || p->of->needs & NEED_VALUES));
 }
 size_t policy_state_bytes(const PolicyCfg *p, const KvShape *s) {
-    if (!policy_acts(p) || !policy_suits(p, s) || p->of->ask.whom == ASK_REPLAY) return 0;
-    return (size_t)policy_queries(p) * (size_t)s->heads * (size_t)(s->kdim + 1) * sizeof(real);
+    if (!policy_acts(p) || !policy_suits(p, s)) return 0;
+    const size_t asked = policy_feeds(p) ? 0 : (size_t)policy_queries(p) * (size_t)s->heads;
+    return (asked * (size_t)(s->kdim + 1) + (size_t)s->last) * sizeof(real);
+}
+bool policy_novelty(const PolicyCfg *p) { return policy_acts(p) && p->of->novelty; }
+const RowCodec *policy_codec(const PolicyCfg *p, int slot) {
+    static const RowCodec *const codecs[] = {[2] = &codec_int2, &codec_int3, &codec_int4};
+    return p && p->read && slot < p->coded ? codecs[p->code_bits] : NULL;
 }
 size_t policy_summary(const PolicyCfg *p, int kdim) {
     return p->read ? (size_t)(p->read->summary_channels * kdim + p->read->summary_more) : 0;
@@ -56,7 +67,7 @@ size_t policy_summary(const PolicyCfg *p, int kdim) {
 size_t policy_row_bytes(const PolicyCfg *p, const KvShape *s) {
     if (!policy_any(p) || !policy_suits(p, s)) return 0;
     const size_t own = policy_acts(p) ? ((p->of->score != NULL) + (size_t)p->of->keeps) * sizeof(real) : 0,
-                 page = policy_summary(p, s->kdim) * sizeof(real);
+                 page = s->coded ? 0 : policy_summary(p, s->kdim) * sizeof(real);
     return (size_t)s->lanes * (own + (page ? (page + (size_t)p->page - 1) / (size_t)p->page : 0));
 }
 
@@ -123,6 +134,13 @@ void policy_dots(const PageChoice *c, const real *query, int width, real *out) {
 }
 void policy_bound_query(const real *q, int D, real *out) {
     for (int d = 0; d < D; d++) out[d] = q[d] > 0 ? 0 : q[d], out[D + d] = q[d] > 0 ? q[d] : 0;
+}
+void policy_means(const real *keys, int P, int D, real *out) {
+    for (int d = 0; d < D; d++) {
+        double sum = 0;
+        for (int r = 0; r < P; r++) sum += (double)keys[r * D + d];
+        out[d] = (real)(sum / P);
+    }
 }
 void policy_bounds(const real *keys, int P, int D, real *out) {
     real *low = out, *high = out + D;

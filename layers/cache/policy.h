@@ -27,7 +27,8 @@ enum { REQUEST_MOST = 96 };
 typedef struct {
     int n, tok[REQUEST_MOST];
 } PolicyAsked;
-/* To repeat the context; to continue it from the tokens that follow; what ends a request. */
+/* To repeat the context, or the prompt of ASK_PROMPT; to continue it from the tokens that follow; what ends a request.
+ */
 enum { REQUEST_FIRST, REQUEST_NEXT, REQUEST_END, REQUESTS };
 /* A policy with its settings. Whatever it selects, the first `sinks` positions of a document and its newest `window`
  * rows stay. A policy has the settings of its own table alone; the others are 0. */
@@ -45,6 +46,7 @@ typedef struct {
     int seed;             /* of draws */
     int bits, ahead;      /* hashevict, expected */
     int chunk;            /* kvzip: tokens that are repeated at a time */
+    int catalyst;         /* infinipot: 1: ASK_PROMPT instead of Policy.ask.whom */
     PolicyAsked request[REQUESTS]; /* the words that ask for it, as tokens of the model; none: nothing is asked */
     double share;                  /* meaning: the policy's own table */
     double heavy, local;           /* fastgen */
@@ -55,6 +57,8 @@ typedef struct {
     double channels;               /* hybrid, infinigen: share of a key's channels that pages are judged by */
     double below;                  /* infinigen: scores that are read, below the largest by so much */
     double even;                   /* adakv: share of the rows that lanes have alike */
+    int coded, code_bits;          /* tailorkv: first slots, whose rows are all read and stored in so many bits */
+    int firsts;                    /* tailorkv: first positions that a step reads anyway */
 } PolicyCfg;
 
 /* What a policy wants to know about attention: of which queries, reduced how (ops/colstat.h). */
@@ -64,8 +68,10 @@ typedef struct {
         ASK_WINDOW,  /* the newest `window` queries */
         ASK_QUERIES, /* the newest `queries` */
         ASK_ALL,     /* each query once, as soon as may be: `select` is also called where no row leaves */
-        ASK_REPLAY   /* those of tokens that repeat the context where a prompt ends (infer/replay.h): a row gets the
+        ASK_REPLAY,  /* those of tokens that repeat the context where a prompt ends (infer/replay.h): a row gets the
                         largest of what they say, and rows of all slots compete */
+        ASK_PROMPT   /* those of a prompt of the policy's own, which a session feeds to a copy wherever rows are to
+                        leave: a row gets the sum of what they say */
     } whom;
     ColReduce queries, heads;
     ColValue value;
@@ -146,6 +152,7 @@ struct Policy {
     PolicyAsk ask;
     unsigned needs;           /* NEED_ bits */
     bool keeps;               /* a number with each row */
+    bool novelty;             /* Run.novelty is there when `score` is called: the model computes logits of every row */
     void (*select)(Choice *); /* NULL: the scores are there, or nothing but sinks and window stays */
     /* Rows of a lane after an eviction at length n; NULL: policy_rows. `varies`: `select` may choose fewer. */
     int (*rows)(const PolicyCfg *, int n, int slot, int slots);
@@ -166,7 +173,7 @@ struct Policy {
 #define POLICIES(X) \
     X(window) X(random) X(knorm) X(h2o) X(vatp) X(scissorhands) X(tova) X(snapkv) X(pyramidkv) X(adakv) \
     X(simlayerkv) X(nacl) X(morphkv) X(fastgen) X(hashevict) X(expected) X(rocketkv) X(kvzip) X(quest) \
-    X(hybrid) X(shadowkv) X(infinigen)
+    X(hybrid) X(shadowkv) X(infinigen) X(tailorkv) X(infinipot)
 /* clang-format on */
 #define POLICY_DECLARED(name) extern const Policy policy_##name;
 POLICIES(POLICY_DECLARED)
@@ -215,8 +222,12 @@ bool policy_once(const PolicyCfg *);
 int policy_every(const PolicyCfg *);
 /* A session ends a pass where the length of a document is a multiple of this; 0: nowhere. */
 int policy_cut(const PolicyCfg *);
-/* Whether the end of a prompt of n tokens feeds them again; rows of one of those passes at most; tokens that it may add
- * to a prompt of at most n; tokens before a chunk that a request names. */
+/* Whose queries it asks, of the names in PolicyAsk; whether these are of tokens fed to a copy of the sequence
+ * (ASK_REPLAY, ASK_PROMPT). */
+int policy_whom(const PolicyCfg *);
+bool policy_feeds(const PolicyCfg *);
+/* Whether an eviction at a length of n feeds tokens to a copy; rows of one of those passes at most; tokens that it may
+ * add to a prompt of at most n; tokens before a chunk that a request names. */
 bool policy_replays(const PolicyCfg *, int n);
 enum { REPLAY_ROWS = 64, REPLAY_NAMED = 8 };
 int policy_replay_tokens(const PolicyCfg *, int n);
@@ -226,6 +237,10 @@ size_t policy_summary(const PolicyCfg *, int kdim);
 int policy_queries(const PolicyCfg *);
 size_t policy_state_bytes(const PolicyCfg *, const KvShape *);
 size_t policy_row_bytes(const PolicyCfg *, const KvShape *);
+/* Whether passes compute the novelty of their tokens (Policy.novelty). */
+bool policy_novelty(const PolicyCfg *);
+/* The codec of the policy's own for slot number `slot` of those that it suits (KvShape.coded); NULL: as the others. */
+const RowCodec *policy_codec(const PolicyCfg *, int slot);
 /* Rows of a lane after an eviction at length n: the budget, but at least window and sinks; with the layers' own. */
 int policy_rows(const PolicyCfg *, int n);
 int policy_slot_rows(const PolicyCfg *, int n, int slot, int slots);
@@ -236,6 +251,8 @@ void policy_keep(PolicyLane *);
 /* For `select`. score = the mean of `stat` (with `peak` the largest) over `pool` neighbouring rows (missing ones count
  * as 0), of rows older than the window. */
 void policy_pool(Choice *);
+/* A `summary` (D): the mean of each channel. */
+void policy_means(const real *keys, int P, int D, real *out);
 /* A `summary` (2,D): the smallest and the largest number of each channel. */
 void policy_bounds(const real *keys, int P, int D, real *out);
 /* For `judge`. out (n): the products of `query` with the first `width` values of each page's summary. */

@@ -1,6 +1,7 @@
-/* replay.c: a policy that judges rows by a second feeding of the context (ASK_REPLAY). A copy of the sequence in the
- * cache's spare one is fed; after each of its passes every row of the chunk that is repeated gets the largest of what
- * these queries gave it. The prompt's end then divides the budgets of all slots and lanes by one threshold. */
+/* replay.c: a policy that judges rows by tokens fed after them. A copy of the sequence in the cache's spare one is fed.
+ * The context once more (ASK_REPLAY): after each pass every row of the chunk that is repeated gets the largest of what
+ * these queries gave it, and the prompt's end divides the budgets of all slots and lanes by one threshold. A prompt of
+ * the policy's own (ASK_PROMPT): every row gets the sum of what the queries gave it, and nothing is divided. */
 #include "slot.h"
 
 /* What is known of rows in the meantime: of lane h of chosen slot number i, at score + ((lanes before it) + h) * next +
@@ -29,6 +30,7 @@ void replay_close(Cache *c) {
 }
 void replay_see(const Cache *c, const Slot *s, int lanes, Tensor stat, int lo, int hi) {
     const Replay *x = c->replay;
+    const bool sums = c->policy.of->ask.queries == COL_SUM;
     const int K = s->t.s.lanes, first = c->spare * K;
     for (int h = 0; h < K; h++) {
         const int begin = s->t.lo[first + h], rows = s->t.hi[first + h] - begin;
@@ -36,7 +38,8 @@ void replay_see(const Cache *c, const Slot *s, int lanes, Tensor stat, int lo, i
         for (int row = 0; row < rows; row++) {
             const int pos = s->t.pos[slot_place_of(s, first + h, begin + row)];
             const real p = R(stat)[(size_t)h * (size_t)stat.n[1] + (size_t)row];
-            if (pos >= lo && pos < hi && p > score[pos]) score[pos] = p;
+            if (pos < lo || pos >= hi) continue;
+            score[pos] = sums ? score[pos] + p : p > score[pos] ? p : score[pos];
         }
     }
 }

@@ -14,10 +14,11 @@ typedef enum {
     PART_ASKED_LSE,
     PART_STATE,
     PART_CARRY,
+    PART_LAST,
     PARTS
 } PartKind;
-static const char *const part_names[PARTS] = {"lanes", "pos",  "keys",  "values",    "blocks", "evicted",
-                                              "score", "kept", "asked", "asked_lse", "state",  "carry"};
+static const char *const part_names[PARTS] = {"lanes", "pos",   "keys",      "values", "blocks", "evicted", "score",
+                                              "kept",  "asked", "asked_lse", "state",  "carry",  "last"};
 enum { LANE_WORDS = 4 };
 static const char REAL_NAME[] = {'F', sizeof(real) == 8 ? '6' : '3', sizeof(real) == 8 ? '4' : '2', 0};
 
@@ -45,6 +46,7 @@ static size_t part_size(const Slot *s, PartKind k, Count has, const char **dtype
     case PART_ASKED_LSE: *n = x->lanes ? heads : 0; break;
     case PART_STATE: *n = (size_t)x->state; break;
     case PART_CARRY: *n = x->lanes ? carried(x) : 0; break;
+    case PART_LAST: *n = (size_t)x->last; break;
     default: CHECK(false, "part %d", k);
     }
     return sizeof(real);
@@ -54,7 +56,8 @@ static char *part_whole(const Slot *s, PartKind k, int seq) {
     const Tensor t = k == PART_ASKED       ? s->asked
                      : k == PART_ASKED_LSE ? s->asked_lse
                      : k == PART_STATE     ? s->state
-                                           : s->carry;
+                     : k == PART_CARRY     ? s->carry
+                                           : s->last;
     return (char *)t.p + (size_t)seq * (tensor_bytes(t) / (size_t)s->t.nseq);
 }
 

@@ -9,12 +9,16 @@ enum { SELECT_ROWS = 16 };
 static int page_at(const Slot *s, int lane, int at) {
     return s->t.table[(size_t)lane * (size_t)s->t.maxpages + (size_t)(at % s->t.maxpages)];
 }
-/* Position of the newest row of a full page. */
-static int page_newest(const Slot *s, int page) {
-    int newest = 0;
-    if (s->summed[page]) return s->newest[page];
-    for (int r = 0; r < s->t.P; r++) newest = imax(newest, s->t.pos[(size_t)page * (size_t)s->t.P + (size_t)r]);
-    return newest;
+/* Positions of the newest and the oldest row of a full page. */
+typedef struct {
+    int newest, oldest;
+} PageAge;
+static PageAge page_age(const Slot *s, int page) {
+    const int *pos = s->t.pos + (size_t)page * (size_t)s->t.P;
+    PageAge age = {pos[0], pos[0]};
+    if (s->summed[page]) return (PageAge){s->newest[page], s->oldest[page]};
+    for (int r = 1; r < s->t.P; r++) age = (PageAge){imax(age.newest, pos[r]), imin(age.oldest, pos[r])};
+    return age;
 }
 /* What the policy keeps of a full page. keys: scratch for those of a page. */
 static const real *page_summary(const Slot *s, int page, real *keys) {
@@ -30,21 +34,25 @@ static const real *page_summary(const Slot *s, int page, real *keys) {
             memcpy(keys + r * D, part, D * sizeof *keys);
     }
     s->policy.read->summary(keys, s->t.P, k->kdim, out);
-    s->newest[page] = page_newest(s, page);
+    const PageAge age = page_age(s, page);
+    s->newest[page] = age.newest, s->oldest[page] = age.oldest;
     s->summed[page] = true;
     return out;
 }
 static int pages_read(const PolicyCfg *p, int tokens) {
     const double rows = p->reads > 1 ? p->reads : p->reads * tokens;
-    return (int)ceil(fmax(0, rows - p->recent) / p->page - 1e-9) + p->uneven;
+    return (int)ceil(fmax(0, rows - p->recent - p->firsts) / p->page - 1e-9) + p->uneven;
 }
-/* The pages of a lane that a query at position pos may leave out: full ones without recent rows. Returns their
- * number. */
-static int pages_older(const Slot *s, int lane, int pos, int recent, Ranked *out) {
+/* The pages of a lane that a query at position pos may leave out: full ones without recent rows and first positions.
+ * Returns how many these are. */
+static int pages_older(const Slot *s, int lane, int pos, Ranked *out) {
+    const PolicyCfg *p = &s->policy;
     const int P = s->t.P, lo = s->t.lo[lane], hi = s->t.hi[lane];
     int n = 0;
-    for (int at = (lo + P - 1) / P; at < hi / P; at++)
-        if (page_newest(s, page_at(s, lane, at)) < pos - recent) out[n++].at = at;
+    for (int at = (lo + P - 1) / P; at < hi / P; at++) {
+        const PageAge age = page_age(s, page_at(s, lane, at));
+        if (age.newest < pos - p->recent && age.oldest >= p->firsts) out[n++].at = at;
+    }
     return n;
 }
 /* Whether a query that may read `most` of so many older pages leaves some out, or may do so. */
@@ -76,8 +84,7 @@ static void reading_lane(const Slot *s, const PolicyCfg *p, Reading *x, int m, i
     Lanes *t = &x->t;
     const int P = t->P, to = m * t->s.lanes + h, lo = s->t.lo[lane], hi = s->t.hi[lane];
     int *table = t->table + (size_t)to * (size_t)t->maxpages, n = 0;
-    const int older = selects ? pages_older(s, lane, x->pos[m], p->recent, x->page) : 0,
-              most = pages_read(p, x->pos[m] + 1);
+    const int older = selects ? pages_older(s, lane, x->pos[m], x->page) : 0, most = pages_read(p, x->pos[m] + 1);
     for (int at = lo / P; at * P < hi; at++) x->leave[at - lo / P] = false;
     if (pages_judged(p, older, most)) reading_leaves(s, p, x, lane, q, group, scale, older, most);
     for (int at = lo / P; at * P < hi; at++)
@@ -144,7 +151,7 @@ static bool select_any(const Slot *s, Reading *x, const Run *r) {
     for (int m = 0; m < r->out.n; m++) {
         const int row = r->out.idx[m], seq = b->seq[b->of[row]];
         for (int h = 0; h < s->t.s.lanes && row_selects(s, b, row); h++)
-            if (pages_judged(&s->policy, pages_older(s, seq * s->t.s.lanes + h, b->pos[row], s->policy.recent, x->page),
+            if (pages_judged(&s->policy, pages_older(s, seq * s->t.s.lanes + h, b->pos[row], x->page),
                              pages_read(&s->policy, b->pos[row] + 1)))
                 return true;
     }

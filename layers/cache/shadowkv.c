@@ -8,11 +8,8 @@
 /* mean (D), smallest cosine */
 static void shadowkv_summary(const real *keys, int P, int D, real *out) {
     double size = 0, least = INFINITY;
-    for (int d = 0; d < D; d++) {
-        double sum = 0;
-        for (int r = 0; r < P; r++) sum += (double)keys[r * D + d];
-        out[d] = (real)(sum / P), size += (double)out[d] * (double)out[d];
-    }
+    policy_means(keys, P, D, out);
+    for (int d = 0; d < D; d++) size += (double)out[d] * (double)out[d];
     for (int r = 0; r < P; r++) {
         double dot = 0, own = 0;
         for (int d = 0; d < D; d++)

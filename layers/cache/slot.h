@@ -16,10 +16,11 @@ struct Slot {
     int *leaving;         /* for positions that may still expire; (ring) rows that expire now */
     int *ref;             /* (npages + nblocks) tables that point to the page */
     int *unused, nunused; /* stack of free pages, */
-    int *free_blocks, nfree_blocks;                        /* and of blocks */
-    Tensor state;                                          /* (nseq,state) */
-    Tensor carry;                                          /* (nseq,lanes,carry_rows,carry) */
-    bool chosen, keeps;                                    /* rows stay or leave by the cache's policy, */
+    int *free_blocks, nfree_blocks; /* and of blocks */
+    Tensor state;                   /* (nseq,state) */
+    Tensor carry;                   /* (nseq,lanes,carry_rows,carry) */
+    Tensor last;                    /* (nseq,last) of KvShape.last: the newest token's row before the head */
+    bool chosen, keeps;             /* rows stay or leave by the cache's policy, */
     void (*score_of)(Run *, const Kv *pass, Tensor score); /* which asks this of new rows; NULL: nothing */
     Tensor score;                                          /* (npages,P) of each stored row, where score_of is there */
     real *kept;              /* (npages,P) of a policy that keeps a number with each row */
@@ -30,7 +31,7 @@ struct Slot {
     const int *after;        /* (nseq) position from which queries of a sequence select, the cache's */
     real *summary;           /* (npages,policy_summary) what is kept of pages that are full, */
     bool *summed;            /* (npages) where it is up to date, and so is: */
-    int *newest;             /* (npages) the position of a page's newest row */
+    int *newest, *oldest;    /* (npages) the positions of a page's newest and oldest rows */
     size_t *read;            /* bytes of rows that this pass has read; NULL: no lanes */
     const Rope *turn;        /* how keys and queries are rotated; NULL: they are not, or not alike */
     int max_tokens;

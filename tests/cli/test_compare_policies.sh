@@ -47,19 +47,19 @@ verdict again
 
 # On the recall model (configs/recall.yaml) dense succeeds, a quarter of the rows fails as a window or at random, and
 # suffices where the last queries choose; it is what its configuration says.
-run compare tests/golden/recall --policies "random:window=4 snapkv:window=4" --tasks "niah:digits=0 passkey:digits=0 vt:digits=0,hops=1" \
+run compare tests/golden/recall --policies "random:window=4 snapkv:window=4 infinipot:window=4" --tasks "niah:digits=0 passkey:digits=0 vt:digits=0,hops=1" \
     T=96 vocab=112 samples=40 --seeds 1 --budgets 0.25 -q --threads 1 || wrong "exit $?: $(cat "$tmp/err")"
 awk -F'|' '!/^\| `/ { next }
     { name = $2; gsub(/[ `]/, "", name); rows++ }
-    name == "dense" && $4 < 95 || name == "window" && $4 > 60 || name ~ /random/ && $4 > 70 || name ~ /snapkv/ && $4 < 85 { print }
-    END { if (rows != 8) print rows " rows" }' "$tmp/out" >"$tmp/bad"
+    name == "dense" && $4 < 95 || name == "window" && $4 > 60 || name ~ /random/ && $4 > 70 || name ~ /snapkv|infinipot/ && $4 < 85 { print }
+    END { if (rows != 10) print rows " rows" }' "$tmp/out" >"$tmp/bad"
 [ -s "$tmp/bad" ] && cat "$tmp/out" >>"$tmp/bad"
 verdict recall
 
 # At an eighth each query's own choice of pages keeps what one choice for all queries loses, and reads no more. Guessed
 # queries of a second layer do worse, but know more than chance.
 run compare tests/golden/recall --policies "random:window=4 snapkv:window=4 quest:recent=4,page=4 hybrid:recent=4,page=4 \
-    shadowkv:recent=4,page=4,uneven=1 infinigen:recent=4" --tasks "niah:digits=0,hay=words repeat:items=8" \
+    shadowkv:recent=4,page=4,uneven=1 infinigen:recent=4 tailorkv:recent=4,sinks=1,bits=4" --tasks "niah:digits=0,hay=words repeat:items=8" \
     T=96 vocab=112 samples=40 --seeds 1 --budgets 0.125 -q --threads 1 || wrong "exit $?: $(cat "$tmp/err")"
 awk -F'|' '!/^\| `/ { next }
     { name = $2; gsub(/[ `]|:.*/, "", name); rows++ }
@@ -67,8 +67,9 @@ awk -F'|' '!/^\| `/ { next }
     name == "random" { random = $4 }
     name == "snapkv" { snapkv = $4 }
     name ~ /^(quest|hybrid|shadowkv)$/ && !($4 > snapkv + 10 && $4 > 85 && $11 > 110 && $12 < 0.2 * read) { print }
+    name == "tailorkv" && !($4 > snapkv + 10 && $4 > 85 && $11 < 90 && $12 < 0.2 * read) { print }
     name == "infinigen" && !($4 > random + 10 && $4 < snapkv - 10 && $12 > 0.5 * read && $12 < 0.6 * read) { print }
-    END { if (rows != 16 || snapkv < 60) print rows " rows, snapkv " snapkv }' "$tmp/out" >"$tmp/bad"
+    END { if (rows != 18 || snapkv < 60) print rows " rows, snapkv " snapkv }' "$tmp/out" >"$tmp/bad"
 [ -s "$tmp/bad" ] && cat "$tmp/out" >>"$tmp/bad"
 verdict selection
 

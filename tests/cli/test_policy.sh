@@ -58,15 +58,15 @@ for how in knorm:budget=0.2,window=3,sinks=2,every=0 knorm:budget=0.2,window=3,s
     [ $((2 * after)) -lt "$whole" ] && [ $((filled - after)) -lt $(((whole - after) / 4)) ] && [ $((after - filled)) -lt $(((whole - after) / 4)) ] ||
         wrong "$how: $filled bytes filled, $after after a prompt, $whole without a policy"
 done
-for how in "" quest:reads=4,recent=4,page=4 hybrid:reads=4,recent=4 shadowkv:reads=8,recent=8,uneven=1 infinigen:reads=8,recent=4,below=1; do
+for how in "" quest:reads=4,recent=4,page=4 hybrid:reads=4,recent=4 shadowkv:reads=8,recent=8,uneven=1 infinigen:reads=8,recent=4,below=1 tailorkv:reads=8,recent=4,sinks=1; do
     run bench decode configs/tiny-gqa.yaml --seconds 0.01 --batch 1 --prompt 200 --policy ${how:-none} --json || wrong "bench $how: exit $?, $(cat "$tmp/err")"
     field bytes_read "$tmp/out" >>"$tmp/reads"
 done
-for line in 2 3 4 5; do [ "$(sed -n ${line}p "$tmp/reads")" -lt "$(sed -n 1p "$tmp/reads")" ] || wrong "bench: as much is read: $(tr '\n' ' ' <"$tmp/reads")"; done
+for line in 2 3 4 5 6; do [ "$(sed -n ${line}p "$tmp/reads")" -lt "$(sed -n 1p "$tmp/reads")" ] || wrong "bench: as much is read: $(tr '\n' ' ' <"$tmp/reads")"; done
 verdict results
 
 # Policies that wait for the end of a prompt, and those that ask queries; the table of all of them.
-for how in snapkv:budget=0.5,window=4 morphkv:budget=0.5,window=4,every=4 hashevict:budget=0.5,window=4,every=4 expected:budget=0.5 quest:reads=6,recent=4,page=4 snapkv:budget=0.5,window=4+quest:reads=6,recent=4,page=4 rocketkv:budget=0.4,window=4+hybrid:reads=0.2,recent=4 shadowkv:reads=8,recent=8,uneven=1 infinigen:reads=0.2,recent=4,below=1 fastgen:queries=8,share=0.5 rocketkv:budget=0.4,window=4 pyramidkv:budget=0.5,window=3,share=2 adakv:budget=0.5,window=4 snapkv:budget=0.5,window=4+adakv+pyramidkv:share=2 h2o:budget=0.5,window=4,every=8 tova:budget=0.5,every=4; do
+for how in snapkv:budget=0.5,window=4 morphkv:budget=0.5,window=4,every=4 hashevict:budget=0.5,window=4,every=4 expected:budget=0.5 quest:reads=6,recent=4,page=4 snapkv:budget=0.5,window=4+quest:reads=6,recent=4,page=4 rocketkv:budget=0.4,window=4+hybrid:reads=0.2,recent=4 shadowkv:reads=8,recent=8,uneven=1 infinigen:reads=0.2,recent=4,below=1 tailorkv:reads=6,recent=4,sinks=1 infinipot:budget=9,window=4,every=4 infinipot:budget=9,window=4,every=4,catalyst=1 fastgen:queries=8,share=0.5 rocketkv:budget=0.4,window=4 pyramidkv:budget=0.5,window=3,share=2 adakv:budget=0.5,window=4 snapkv:budget=0.5,window=4+adakv+pyramidkv:share=2 h2o:budget=0.5,window=4,every=8 tova:budget=0.5,every=4; do
     [ "$(bytes_of --policy $how)" -gt 0 ] || wrong "$how keeps nothing"
     cp "$tmp/out" "$tmp/once"
     bytes_of --policy $how >/dev/null
@@ -79,10 +79,10 @@ cp "$tmp/out" "$tmp/once"
 [ "$(field tokens "$tmp/out")" = "$(field tokens "$tmp/once")" ] || wrong "a list and two options generate other tokens"
 [ "$(bytes_of --policy snapkv:budget=0.4,window=4 --policy pyramidkv:share=2 --cache-dtype int8)" -lt "$one" ] || wrong "int8 saves nothing"
 run info --policies || wrong "info --policies: exit $?, $(cat "$tmp/err")"
-for name in window random knorm h2o vatp scissorhands tova snapkv pyramidkv adakv simlayerkv nacl morphkv fastgen hashevict expected rocketkv kvzip quest hybrid shadowkv infinigen; do
+for name in window random knorm h2o vatp scissorhands tova snapkv pyramidkv adakv simlayerkv nacl morphkv fastgen hashevict expected rocketkv kvzip quest hybrid shadowkv infinigen tailorkv infinipot; do
     grep -q "^| .$name. | .*|.*|.*|.*|$" "$tmp/out" || wrong "info --policies lacks $name"
 done
-run info --policies --json && [ "$(grep -o '"policy":' "$tmp/out" | wc -l)" -eq 22 ] || wrong "info --policies --json: $(cat "$tmp/out")"
+run info --policies --json && [ "$(grep -o '"policy":' "$tmp/out" | wc -l)" -eq 24 ] || wrong "info --policies --json: $(cat "$tmp/out")"
 verdict policies
 
 refused() { # part of the line, arguments
@@ -111,6 +111,7 @@ refused "--policy shadowkv: recent: expected at least the 8 rows of a page, got 
 refused "no layer of this model stores a row per token" info configs/tiny-mamba2.yaml --policy quest
 sed 's/layers: 2/layers: 1/' configs/tiny-gqa.yaml >"$tmp/one.yaml"
 refused "--policy infinigen: it guesses the queries of a gqa layer" info "$tmp/one.yaml" --policy infinigen
+refused "--policy infinipot: catalyst: its prompt has words" info tests/golden/recall --policy infinipot:catalyst=1
 refused "option --policy needs a value" info $src --policy
 refused "unknown option --policy" train configs/tiny-mha.yaml --policy knorm
 refused "--policy snapkv: every: this command has no prompt" logits $src --tokens "$tmp/tokens" --out "$tmp/x" --policy snapkv

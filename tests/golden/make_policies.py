@@ -30,6 +30,7 @@ def tensor(kind, heads):
 
 Q, K, V = tensor(0, HEADS), tensor(1, LANES), tensor(2, LANES)
 Q_AGAIN, K_AGAIN = tensor(3, HEADS), tensor(4, LANES)  # of the tokens when they are repeated
+NOVELTY = [number(5, 0, t, 0, 0) for t in range(TOKENS)]  # -log P of each token, as far as a policy asks for it
 # Pair i of the first and second half of a head turns by position * TURN[i], as far as a policy asks for it.
 TURN = np.array([1, 0.1, 0.01, 0.001])
 
@@ -217,6 +218,12 @@ def evict(text, name, o, n, layers=None, lanes=None):
                 score[lane] = {j: float(j in stay) for j in rows}
             if layers:
                 budget[lane] = pyramid(s, budget_rows(o, n), o, layers, n)
+            if name == "infinipot":
+                a = text.of_lane(s, lane, range(n - o["window"], n))
+                fixed = [j for j in rows if j < o["sinks"] or j >= n - o["window"]]
+                novel = sorted((j for j in rows if j not in fixed), key=lambda j: (-NOVELTY[j], j))
+                novel = novel[:max(0, int(o["share"] * (budget[lane] - len(fixed)) + 1e-9))]
+                score[lane] = {j: math.inf if j in novel else a[j] for j in rows}
             if name == "nacl":
                 a = text.of_lane(s, lane, newest)
                 fixed = [j for j in rows if j < o["sinks"] or j >= n - o["window"]]
@@ -326,6 +333,11 @@ SPECS = (
         "kvzip:budget=0.4,sinks=2,chunk=48",
         "kvzip:budget=13,sinks=0,chunk=20",
         "kvzip:budget=0.2,sinks=4,chunk=7",
+        "infinipot:budget=0.4,window=4,sinks=0,every=6,share=0.5",
+        "infinipot:budget=16,window=3,sinks=2,every=8,share=0.3",
+        "infinipot:budget=0.4,window=6,sinks=1,every=0,share=1",
+        "infinipot:budget=18,window=4,sinks=0,every=12,share=0.0",
+        "infinipot:budget=0.5,window=4,sinks=0,every=12,share=0.5+pyramidkv:share=4",
 )
 if __name__ == "__main__":
     for spec in SPECS:

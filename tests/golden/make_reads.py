@@ -1,6 +1,7 @@
 #!/usr/bin/env python3
 """make_reads.py: which cached rows each query reads, by the rules of Quest (arXiv:2406.10774), RocketKV's second stage
-(arXiv:2502.14051, "hybrid"), ShadowKV (arXiv:2410.21465) and InfiniGen (arXiv:2406.19707), typed here from their texts.
+(arXiv:2502.14051, "hybrid"), ShadowKV (arXiv:2410.21465), InfiniGen (arXiv:2406.19707) and TailorKV (arXiv:2505.19586),
+typed here from their texts.
 
 Keys and queries are the drawn ones of make_policies.py. After the prompt, each token's query gives every page a score
 and reads the pages of the highest; pages that are not full or hold recent rows are read anyway.
@@ -61,15 +62,24 @@ def infinigen(pages, q, o):
     return score
 
 
+def tailorkv(pages, q, o):
+    """The mean query of the group times each key, in the channels of the largest |q| max |k|."""
+    q, k = q.mean(axis=0), pages.mean(axis=1)
+    few = np.argsort(-np.abs(q) * np.abs(k).max(axis=0), kind="stable")[:max(1, int(DIM * o["channels"]))]
+    return k[:, few] @ q[few]
+
+
 def reads(rule, slot, lane, t, o):
     """Positions of the cached rows that the query at position t reads, as bits."""
-    page, recent = o["page"], o["recent"]
+    page, recent, sinks = o["page"], o["recent"], o.get("sinks", 0)
+    if slot < o.get("coded", 0):  # all rows, in few bits
+        return (1 << t) - 1
     rows = o["reads"] if o["reads"] > 1 else o["reads"] * (t + 1)
     chosen, older = [], []
     for first in range(0, t, page):
-        full = first + page <= t and first + page - 1 < t - recent
+        full = first + page <= t and first + page - 1 < t - recent and first >= sinks
         (older if full else chosen).append(first)
-    most = math.ceil(max(0, rows - recent) / page - 1e-9) + o.get("uneven", 0)
+    most = math.ceil(max(0, rows - recent - sinks) / page - 1e-9) + o.get("uneven", 0)
     if older:
         pages = np.array([K[slot, first:first + page, lane] for first in older])
         guesses = rule is infinigen
@@ -93,7 +103,11 @@ if __name__ == "__main__":
                  "infinigen:reads=0.3,recent=3,page=1,channels=0.5,below=4",
                  "infinigen:reads=1000,recent=2,page=1,channels=1,below=1.5",
                  "infinigen:reads=1000,recent=4,page=4,channels=0.25,below=0.3",
-                 "infinigen:reads=12,recent=6,page=2,channels=0.7,below=1"):
+                 "infinigen:reads=12,recent=6,page=2,channels=0.7,below=1",
+                 "tailorkv:reads=20,recent=4,page=1,sinks=3,channels=0.25,coded=1,bits=2",
+                 "tailorkv:reads=0.3,recent=3,page=1,sinks=0,channels=0.5,coded=0,bits=4",
+                 "tailorkv:reads=12,recent=2,page=2,sinks=3,channels=0.13,coded=2,bits=3",
+                 "tailorkv:reads=17,recent=1,page=1,sinks=8,channels=1,coded=0,bits=2"):
         name, _, words = spec.partition(":")
         o = {k: float(v) for k, v in (word.split("=") for word in words.split(","))}
         o = {k: int(v) if k not in ("reads", "channels", "below") else v for k, v in o.items()}

@@ -93,6 +93,9 @@ static void feed_to(Bench *b, int seq, int from, int n) {
         Mark mark = arena_mark(&g->mem);
         Kv kv = {.s = kv_lanes(kv_slot(&b->c, s))->s};
         kv.k = EMPTY(g, "k", n, LANES, DIM), kv.v = EMPTY(g, "v", n, LANES, DIM);
+        const Tensor novelty = EMPTY(g, "novelty", n);
+        g->run.novelty = policy_novelty(&b->p) ? novelty : ABSENT;
+        for (int i = 0; i < n; i++) R(novelty)[i] = (real)drawn(b, 5, 0, from + i, 0, 0);
         Probe p = {.rows = {n, idx}, .q = EMPTY(g, "q", n, HEADS, DIM), .lse = EMPTY(g, "lse", n, HEADS)};
         for (int i = 0; i < n; i++) {
             for (int h = 0; h < LANES; h++)
@@ -151,8 +154,11 @@ static void settle(Bench *b, int from, int n, bool ends) {
 static void begin(Bench *b, const char *spec) {
     Err e = {0};
     KvShape s[SLOTS];
-    for (int i = 0; i < SLOTS; i++) s[i] = (KvShape){.lanes = LANES, .kdim = DIM, .vdim = DIM, .heads = HEADS};
     cr_assert(policy_parse(spec, &b->p, &e), "%s", e.msg);
+    for (int i = 0; i < SLOTS; i++) {
+        s[i] = (KvShape){.lanes = LANES, .kdim = DIM, .vdim = DIM, .heads = HEADS, .codec = policy_codec(&b->p, i)};
+        s[i].coded = s[i].codec != NULL;
+    }
     b->queries = policy_queries(&b->p);
     rig_open(&b->g, rig_first(), 1, 1 << 18);
     cr_assert(kv_open_policy(&b->c, NULL, &b->p, s, SLOTS, 1, TOKENS, TOKENS, 5, true, false, &e), "%s", e.msg);
@@ -248,7 +254,7 @@ Test(policy_golden, what_queries_read) {
     fclose(f);
     for (int i = 0; policy_at(i); i++)
         cr_assert(seen[i] || policy_at(i)->role != POLICY_READS, "no golden text of %s", policy_at(i)->name);
-    cr_assert(texts == 22 && tried == texts * (TOKENS - PROMPT) * SLOTS * LANES && fewer > tried / 2,
+    cr_assert(texts == 26 && tried == texts * (TOKENS - PROMPT) * SLOTS * LANES && fewer > tried / 2,
               "%d choices, %d of fewer rows", tried, fewer);
 }
 /* Where kvpress has the same rule. */

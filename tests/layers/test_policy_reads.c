@@ -136,6 +136,21 @@ static void by_shadowkv(const real *q, int pages, double (*key)[PAGE][D], int un
         for (int p = 0; p < pages; p++) score[p] = out[p] ? INFINITY : fmax(score[p], exp(s[p]) / total);
     }
 }
+/* The same by tailorkv: the FEW channels of the largest products. */
+static void by_tailorkv(const real *q, int pages, double (*key)[PAGE][D], double *score) {
+    double mean[D] = {0}, k[LONG][D] = {{0}}, most[D] = {0};
+    for (int i = 0; i < GROUP * D; i++) mean[i % D] += (double)q[i] / GROUP;
+    for (int p = 0; p < pages; p++) {
+        score[p] = 0;
+        for (int i = 0; i < PAGE * D; i++) k[p][i % D] += key[p][i / D][i % D] / PAGE;
+        for (int d = 0; d < D; d++) most[d] = fmax(most[d], fabs(k[p][d]));
+    }
+    for (int d = 0; d < D; d++) {
+        int larger = 0;
+        for (int o = 0; o < D; o++) larger += fabs(mean[o]) * most[o] > fabs(mean[d]) * most[d];
+        for (int p = 0; p < pages && larger < FEW; p++) score[p] += mean[d] * k[p][d];
+    }
+}
 /* What head h at position pos gets of the pages that it reads; returns their rows. `wrong`: of the worst scores. */
 static int plain(const Bench *b, int lane, int h, const real *q, int pos, double out[DV], bool wrong) {
     const Lanes *t = kv_lanes(kv_slot(&b->c, 0));
@@ -145,20 +160,22 @@ static int plain(const Bench *b, int lane, int h, const real *q, int pos, double
     bool leave[LONG] = {0};
     real k[D], v[D];
     for (int p = 0; p * PAGE < hi - lo; p++) {
-        int newest = 0, n = imin(PAGE, hi - lo - p * PAGE);
+        int newest = 0, oldest = LONG, n = imin(PAGE, hi - lo - p * PAGE);
         for (int r = 0; r < n; r++) {
-            newest = imax(newest, row_of(b, lane, lo + p * PAGE + r, k, v));
+            const int at = row_of(b, lane, lo + p * PAGE + r, k, v);
+            newest = imax(newest, at), oldest = imin(oldest, at);
             for (int d = 0; d < D; d++) page_key[olders][r][d] = (double)k[d];
         }
-        if (n == PAGE && newest < pos - b->p.recent) older[olders++] = p;
+        if (n == PAGE && newest < pos - b->p.recent && oldest >= b->p.firsts) older[olders++] = p;
     }
     q += h / GROUP * GROUP * D;
     if (b->p.read == &policy_quest) by_quest(q, olders, page_key, score);
     if (b->p.read == &policy_hybrid) by_hybrid(q, olders, page_key, score);
     if (b->p.read == &policy_shadowkv) by_shadowkv(q, olders, page_key, b->p.uneven, score);
+    if (b->p.read == &policy_tailorkv) by_tailorkv(q, olders, page_key, score);
     q += h % GROUP * D;
     const double wanted = b->p.reads > 1 ? b->p.reads : b->p.reads * (pos + 1);
-    const int most = (int)ceil(fmax(0, wanted - b->p.recent) / PAGE) + b->p.uneven;
+    const int most = (int)ceil(fmax(0, wanted - b->p.recent - b->p.firsts) / PAGE) + b->p.uneven;
     for (int p = 0; p < olders; p++) {
         int better = 0;
         for (int o = 0; o < olders; o++)
@@ -195,12 +212,15 @@ Test(policy_reads, a_step_reads_the_pages_of_the_highest_scores, .timeout = 60) 
                                         "shadowkv:reads=9,recent=4,page=4,uneven=1",
                                         "shadowkv:reads=0.2,recent=5,page=4,uneven=3",
                                         "knorm:budget=0.6,window=4,sinks=2,every=4+shadowkv:reads=8,recent=4,page=4,"
-                                        "uneven=1"};
+                                        "uneven=1",
+                                        "tailorkv:reads=14,recent=4,page=4,sinks=3,channels=0.4,coded=0",
+                                        "knorm:budget=0.6,window=4,sinks=2,every=4+tailorkv:reads=13,recent=4,page=4,"
+                                        "sinks=5,channels=0.4,coded=0"};
     int tried = 0, fewer = 0, noticed = 0;
     double worst = 0;
-    for (int draw = 0; draw < 20; draw++) {
+    for (int draw = 0; draw < 24; draw++) {
         Bench b;
-        open_bench(&b, specs[draw % 10], codec_at(draw % 3), draw % 4 == 3);
+        open_bench(&b, specs[draw % 12], codec_at(draw % 3), draw % 4 == 3);
         pass(&b, 41, true, ABSENT, ABSENT, ABSENT);
         for (int step = 0; step < 24; step++) {
             Rig *g = &b.g;

@@ -117,11 +117,14 @@ Test(cuda_cache, policies_that_ask_choose_as_on_the_cpu, .timeout = 300) {
                                        "rocketkv:budget=0.2,window=3,pool=3",
                                        "knorm:budget=0.5,window=3,sinks=1,every=4+adakv",
                                        "expected:budget=0.5,sinks=1,queries=6+pyramidkv:share=2+adakv",
-                                       "kvzip:budget=0.4,sinks=1,chunk=5"};
+                                       "kvzip:budget=0.4,sinks=1,chunk=5",
+                                       "infinipot:budget=0.5,window=3,sinks=1,every=4,share=0.6",
+                                       "infinipot:budget=0.5,window=3,sinks=1,every=4,share=0.3,catalyst=1"};
     for (size_t i = 0; i < sizeof spec / sizeof *spec; i++) {
         PolicyCfg p;
         Err e = {0};
         cr_assert(policy_parse(spec[i], &p, &e), "%s", e.msg);
+        if (p.catalyst) p.request[REQUEST_FIRST] = (PolicyAsked){3, {2, 1, 3}};
         compared(i % 4 == 3 ? "mla, shared latents" : "gqa",
                  (ModelOpts){.policy = &p,
                              .codec = i % 4 == 2   ? &codec_int8
@@ -150,7 +153,7 @@ Test(cuda_cache, a_selection_is_refused) {
         cr_assert(strstr(e.msg, line), "%s", e.msg);
         refused++;
     }
-    cr_assert(refused == 4); /* quest, hybrid, shadowkv, infinigen */
+    cr_assert(refused == 5); /* quest, hybrid, shadowkv, infinigen, tailorkv */
     device_close(cuda);
 }
 /* A codec that no kernel reads is refused when the cache is opened, on the device alone. */
