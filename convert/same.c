@@ -3,6 +3,7 @@
 #include "layers/mla/mla.h"
 #include "heads.h"
 #include "kinds.h"
+#include "ops/text.h"
 
 enum { KEEP };
 enum { LAYOUT_HALF = 1, LAYOUT_INTERLEAVED };
@@ -43,20 +44,9 @@ static const Key keys[] = {
 /* ---- plan ----------------------------------------------------------------------------------------------------------
  */
 
-static bool bytes_read(const char *text, size_t *out, Err *e) {
-    static const struct {
-        const char *name;
-        double size;
-    } units[] = {{"B", 1},    {"", 1},       {"KB", 1e3},      {"MB", 1e6},
-                 {"GB", 1e9}, {"KiB", 1024}, {"MiB", 1048576}, {"GiB", 1073741824}};
-    char *end;
-    double v = strtod(text, &end);
-    for (size_t i = 0; i < sizeof units / sizeof *units; i++)
-        if (end != text && !strcmp(end, units[i].name) && v * units[i].size >= 1 && v * units[i].size < 1e18) {
-            *out = (size_t)(v * units[i].size);
-            return true;
-        }
-    return err_input(e, "shard: expected a size such as 500MB, 2GB or 1GiB, got '%.40s'", text);
+static bool shard_read(const char *text, size_t *out, Err *e) {
+    return bytes_parse(text, out) ||
+           err_input(e, "shard: expected a size such as 500MB, 2GB or 1GiB, got '%.40s'", text);
 }
 
 static bool rope_plan(Job *j, json_t *model, Err *e) {
@@ -219,7 +209,7 @@ static bool same_plan(Job *j, json_t *model, Err *e) {
     j->exact = !c->drop_attention;
     j->moves = !c->fold_norms && !c->align_groups;
     j->calibrates = c->align_groups;
-    if (*c->shard && !bytes_read(c->shard, &j->shard, e)) return false;
+    if (*c->shard && !shard_read(c->shard, &j->shard, e)) return false;
     if (c->library) json_object_set_new(model, "library", json_string(libraries[c->library]));
     if ((c->rope_layout && !rope_plan(j, model, e)) || (c->tied && !tied_plan(j, model, e)) ||
         (c->fold_norms && !fold_plan(j, e)) || (c->align_groups && !align_plan(j, e)))

@@ -230,13 +230,15 @@ static bool cmd_generate_stream(void *ctx, int which, const char *text, size_t n
     return cmd_generate_put(text, n, e);
 }
 
-static bool cmd_generate_report(const Prompts *p, const Args *a, const Cli *cli, bool streamed, Err *e) {
-    if (cli->json) {
-        if (!a->batch_file) return engine_print(cmd_generate_result(p->g), e);
-        json_t *list = json_array();
-        for (int i = 0; i < p->n; i++) json_array_append_new(list, cmd_generate_result(&p->g[i]));
-        return engine_print(json_pack("{s:o}", "results", list), e);
-    }
+static bool cmd_generate_json(const Prompts *p, const Args *a, const KvDisk *disk, Err *e) {
+    json_t *list = a->batch_file ? json_array() : NULL,
+           *j = list ? json_pack("{s:o}", "results", list) : cmd_generate_result(p->g);
+    for (int i = 0; list && i < p->n; i++) json_array_append_new(list, cmd_generate_result(&p->g[i]));
+    if (disk->of) json_object_set_new(j, "disk", engine_disk(disk, 1));
+    return engine_print(j, e);
+}
+static bool cmd_generate_report(const Prompts *p, const Args *a, const Cli *cli, bool streamed, KvDisk disk, Err *e) {
+    if (cli->json) return cmd_generate_json(p, a, &disk, e);
     int new = 0, old = 0;
     double decode = 0, prefill = 0;
     size_t cache = 0;
@@ -252,6 +254,9 @@ static bool cmd_generate_report(const Prompts *p, const Args *a, const Cli *cli,
     if (!cli->quiet && p->n == 1)
         fprintf(stderr, "%d prompt tokens in %.3f s, %d new in %.3f s (%.1f tokens/s), cache %zu bytes, ended by %s\n",
                 old, prefill, new, decode, cmd_generate_rate(p->g), cache, finish_name(p->g->finish));
+    if (!cli->quiet && disk.slots)
+        fprintf(stderr, "rows of %d of %d layers on disk: %zu bytes read, %zu written\n", disk.slots, disk.of,
+                disk.read, disk.written);
     return true;
 }
 
@@ -367,7 +372,8 @@ static bool generate_run(Args *a, const Cli *cli, Err *e) {
         ok = (!kept || engine_fingerprint(&en, planned, &c.model, e)) && session_open(&s, &en.model, so, e);
         if (ok) {
             ok = (!c.open || continued_begin(&c, &s, &o, cli->quiet, e)) &&
-                 generate(&s, &en.tokenizer, &o, p.n, p.g, e) && cmd_generate_report(&p, a, cli, streamed, e);
+                 generate(&s, &en.tokenizer, &o, p.n, p.g, e) &&
+                 cmd_generate_report(&p, a, cli, streamed, session_disk(&s), e);
             session_close(&s);
         }
     }
@@ -388,6 +394,7 @@ int cmd_generate(int argc, char **argv) {
         .take = cmd_generate_take,
         .min_args = 1,
         .cache = true,
+        .tier = true,
         .tuning = true,
         .adapter = true,
         .max_args = 1};
@@ -403,5 +410,7 @@ int cmd_generate(int argc, char **argv) {
         ok = err_input(&e, "generate: expected one of --prompt, --prompt-file and --batch-file, got several");
     if (ok && a.batch_file && (a.session || a.save_session))
         ok = err_input(&e, "generate: --session and --save-session hold one text: give --prompt, not --batch-file");
+    if (ok && cli.tier.memory && a.save_session)
+        ok = err_input(&e, "generate: --save-session copies the whole cache to memory: leave out it or --cache-memory");
     return ok && generate_run(&a, &cli, &e) ? 0 : cli_fail(&e);
 }

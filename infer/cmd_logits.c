@@ -135,6 +135,7 @@ int cmd_logits(int argc, char **argv) {
                                  .min_args = 1,
                                  .max_args = 1,
                                  .cache = true,
+                                 .tier = true,
                                  .tuning = true};
     Args a = {.chunk = CHUNK_ROWS};
     Cli cli;

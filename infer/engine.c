@@ -3,7 +3,9 @@
 #include "ops/gpus.h"
 #include "ops/rope.h"
 #include <errno.h>
+#include <linux/magic.h>
 #include <sys/stat.h>
+#include <sys/vfs.h>
 #include <unistd.h>
 #include "data/indexed.h"
 #include "ops/checksum.h"
@@ -51,6 +53,11 @@ bool engine_slurp(const char *path, const char *what, char **text, size_t *n, Er
     return ok;
 }
 
+json_t *engine_disk(const KvDisk *d, double steps) {
+    return json_pack("{s:i, s:i, s:I, s:I, s:f, s:f, s:f}", "layers", d->slots, "of", d->of, "memory_bytes",
+                     (json_int_t)d->memory, "file_bytes", (json_int_t)d->file, "read_bytes", (double)d->read / steps,
+                     "written_bytes", (double)d->written / steps, "waited_s", d->waited / steps);
+}
 json_t *engine_number(double x) { return isfinite(x) ? json_real(x) : json_null(); }
 
 bool engine_print(json_t *j, Err *e) {
@@ -62,12 +69,20 @@ bool engine_print(json_t *j, Err *e) {
     return ok || err_runtime(e, "standard output: %s", strerror(errno));
 }
 
+static bool in_memory(const char *dir) {
+    struct statfs fs;
+    return !statfs(dir, &fs) && (fs.f_type == TMPFS_MAGIC || fs.f_type == RAMFS_MAGIC);
+}
 bool engine_device(Device **dev, const Cli *cli, Err *e) {
     char why[200] = "";
     char bound[DEVICE_NAME_MAX];
     bool chosen = cli->device && strcmp(cli->device, "auto"), isa = cli->isa && strcmp(cli->isa, "auto");
     const char *name = chosen ? cli->device : !isa && device_gpus(why) ? "cuda" : "cpu"; /* an ISA is a CPU's */
     if (*why && !cli->quiet) fprintf(stderr, "no GPU is used: %s\n", why);
+    if (cli->tier.dir && !cli->quiet && in_memory(cli->tier.dir))
+        fprintf(stderr,
+                "kvsmith: note: --cache-disk: %.200s is in memory (tmpfs), and so are the rows that are kept there\n",
+                cli->tier.dir);
     if (!device_bind(bound, name, cli->isa, e)) return false;
     name = bound;
     if (!device_open(dev, name, imax(cli->threads, 0), e)) return false;
@@ -146,6 +161,7 @@ bool engine_load(Engine *en, ModelOpts opts, Err *e) {
 ModelOpts engine_bf16(const Cli *cli, ModelOpts o) {
     o.bf16_weights = cli->bf16 && !o.train;
     o.policy = &cli->policy;
+    o.tier = cli->tier.memory ? &cli->tier : NULL;
     o.codec = cli->codec ? cli->codec : cli->bf16 ? &codec_bf16 : &codec_f32;
     return o;
 }

@@ -122,7 +122,7 @@ bool saved_write(const Session *s, int seq, const char *path, const SavedText *t
     FileOut o;
     CHECK(text->length == session_length(s, seq) && text->length > 0 && text->n >= text->length, "%d of %d tokens, %d",
           text->length, text->n, session_length(s, seq));
-    kv_save(&s->cache, seq, &parts);
+    if (!kv_save(&s->cache, seq, &parts, e)) return false;
     saved_marks(s, seq, &parts);
     int *tok = xcalloc((size_t)text->n, sizeof *tok);
     memcpy(tok, text->tok, (size_t)text->n * sizeof *tok);
@@ -283,7 +283,8 @@ bool saved_restore(const Saved *s, Session *to, int seq, uint64_t model, Err *e)
                          s->text.length, to->opts.max_tokens);
     if (!marks_sound(s, to, e)) return false;
     if (!kv_restore(&to->cache, seq, s->text.length, &s->parts, &why))
-        return err_input(e, "%.140s: %.150s", s->st.path, why.msg);
+        return why.status == EXIT_INPUT ? err_input(e, "%.140s: %.150s", s->st.path, why.msg)
+                                        : err_runtime(e, "%s", why.msg);
     to->next[seq] = s->text.length;
     marks_drop(&to->marks, seq, 0);
     marks_restore(s, to, seq);

@@ -108,11 +108,14 @@ bool session_prompt_ends(Session *s, int seq, Err *e) {
         return false;
     }
     model_prompt_ends(work_of(s), &s->cache, seq, s->next[seq]);
-    return true;
+    if (kv_sound(&s->cache, e)) return true;
+    session_reset(s, seq);
+    return false;
 }
 
 int session_length(const Session *s, int seq) { return s->next[seq]; }
 size_t session_bytes(const Session *s, int seq) { return kv_bytes(&s->cache, seq); }
+KvDisk session_disk(const Session *s) { return kv_disk(&s->cache); }
 size_t session_resident(const Session *s) { return kv_resident(&s->cache, s->next); }
 
 static bool feeds_fit(const Session *s, int B, const Feed *f, Err *e) {

@@ -2,6 +2,7 @@
 #include "cli.h"
 #include "ops/file.h"
 #include "ops/isa.h"
+#include "ops/text.h"
 #include "model/config/hints.h"
 #include "model/config/schema.h"
 #include <ctype.h>
@@ -17,6 +18,9 @@ enum {
     KEY_VERSION,
     KEY_CACHE,
     KEY_POLICY,
+    KEY_MEMORY,
+    KEY_DISK,
+    KEY_PREFETCH,
     KEY_TUNING,
     KEY_ADAPTER,
     OPTIONS_MAX = 64,
@@ -56,6 +60,19 @@ static const struct argp_option policy_option = {
     "Which of attention's rows the cache keeps: none (all) or one of `info --policies` (default none). Policies "
     "compose: give --policy again, or join them by +",
     0};
+
+enum { TIER_OPTIONS = 3 };
+static const struct argp_option tier_options[TIER_OPTIONS] = {
+    {"cache-memory", KEY_MEMORY, "BYTES", 0,
+     "Memory of a cache at most, such as 500MB or 2GiB; rows of layers that do not fit are kept in a file of "
+     "--cache-disk (default: no limit)",
+     0},
+    {"cache-disk", KEY_DISK, "DIR", 0, "Where that file is; it has no name and is gone when the command ends", 0},
+    {"cache-prefetch", KEY_PREFETCH, "NAME", 0,
+     "auto: a thread reads the rows of the next such layer while one computes; off: each layer waits for its own, and "
+     "one buffer less is needed (default auto)",
+     0},
+};
 
 static const struct argp_option tuning_option = {
     "tuning", KEY_TUNING, "FILE", 0, "The fastest algorithms of a GPU's matrix products, as `bench tune` wrote them",
@@ -115,6 +132,25 @@ static bool cli_policy(Cli *cli, const char *arg, Err *e) {
     return fits ? policy_parse(cli->policies, &cli->policy, e)
                 : err_input(e, "--policy: expected at most %zu characters in all", sizeof cli->policies - 1);
 }
+static bool cli_tier(Cli *cli, int key, const char *arg, Err *e) {
+    switch (key) {
+    case KEY_MEMORY:
+        if (bytes_parse(arg, &cli->tier.memory)) return true;
+        return err_input(e, "--cache-memory: expected a size such as 500MB or 2GiB, got '%.*s'", WORD_MAX, arg);
+    case KEY_DISK: cli->tier.dir = arg; return true;
+    }
+    cli->tier.alone = !strcmp(arg, "off");
+    return cli->tier.alone || !strcmp(arg, "auto") ||
+           err_input(e, "--cache-prefetch: expected auto or off, got '%.*s'", WORD_MAX, arg);
+}
+/* The limit and the folder need each other. */
+static bool cli_tier_whole(const Cli *cli, const char *cmd, Err *e) {
+    if (!cli->tier.memory && (cli->tier.dir || cli->tier.alone))
+        return err_input(e, "%s: %s needs a limit: give --cache-memory BYTES, too", cmd,
+                         cli->tier.dir ? "--cache-disk" : "--cache-prefetch");
+    return !cli->tier.memory || cli->tier.dir ||
+           err_input(e, "%s: --cache-memory needs a folder for rows that do not fit: give --cache-disk DIR, too", cmd);
+}
 static bool take_common(Cli *cli, int key, const char *arg, Err *e) {
     int64_t v;
     switch (key) {
@@ -131,6 +167,9 @@ static bool take_common(Cli *cli, int key, const char *arg, Err *e) {
         return true;
     case KEY_CACHE: cli->codec = &cli->own_codec; return codec_parse(arg, &cli->own_codec, e);
     case KEY_POLICY: return cli_policy(cli, arg, e);
+    case KEY_MEMORY:
+    case KEY_DISK:
+    case KEY_PREFETCH: return cli_tier(cli, key, arg, e);
     case KEY_THREADS:
         if (!cli_int(arg, "--threads", 0, 1024, &v, e)) return false;
         cli->threads = (int)v;
@@ -196,11 +235,12 @@ static bool cli_mistake(Err *e, const Table *t, const CliSpec *spec, int got, in
 }
 
 static void cli_help(const CliSpec *spec, char *cmd) {
-    struct argp_option more[5] = {{0}};
+    struct argp_option more[5 + TIER_OPTIONS] = {{0}};
     struct argp shared = {.options = common}, own = {.options = more};
     const bool some = spec->cache || spec->tuning || spec->adapter;
     int n = 0;
     if (spec->cache) more[n++] = cache_option, more[n++] = policy_option;
+    for (int i = 0; spec->tier && i < TIER_OPTIONS; i++) more[n++] = tier_options[i];
     if (spec->cache || spec->tuning) more[n++] = tuning_option;
     if (spec->adapter) more[n++] = adapter_option;
     struct argp_child child[] = {{some ? &own : &shared, 0, some ? NULL : "Common options:", 0},
@@ -217,6 +257,7 @@ static void table_make(Table *t, const CliSpec *spec) {
     for (int i = 0; own_option(spec, i); i++) table_add(t, own_option(spec, i));
     for (int i = 0; common[i].name; i++) table_add(t, &common[i]);
     if (spec->cache) table_add(t, &cache_option), table_add(t, &policy_option);
+    for (int i = 0; spec->tier && i < TIER_OPTIONS; i++) table_add(t, &tier_options[i]);
     if (spec->tuning) table_add(t, &tuning_option);
     if (spec->adapter) table_add(t, &adapter_option);
 }
@@ -245,6 +286,7 @@ bool cli_parse(const CliSpec *spec, Cli *cli, void *ctx, int argc, char **argv, 
     optind = 0, opterr = 0, *status = 0;
     for (int key; (key = getopt_long(argc, argv, t.brief, t.opt, NULL)) != -1;) {
         bool ours = key == KEY_CACHE || key == KEY_POLICY || key == KEY_TUNING || key == KEY_ADAPTER;
+        ours |= key == KEY_MEMORY || key == KEY_DISK || key == KEY_PREFETCH;
         for (int i = 0; common[i].name; i++) ours |= common[i].key == key;
         if (key == '?' || key == ':') {
             cli_mistake(&e, &t, spec, key, argc, argv);
@@ -267,6 +309,7 @@ bool cli_parse(const CliSpec *spec, Cli *cli, void *ctx, int argc, char **argv, 
     else if (spec->max_args >= 0 && words > spec->max_args)
         good = err_input(&e, "%s: unexpected word '%.*s'; see kvsmith %s --help", cmd, WORD_MAX,
                          argv[optind + spec->max_args], cmd);
+    good = good && cli_tier_whole(cli, cmd, &e);
     for (int i = optind; good && i < argc; i++) good = spec->take(ctx, CLI_ARG, argv[i], &e);
     if (!good) *status = cli_fail(&e);
     return good;

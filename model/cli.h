@@ -6,8 +6,8 @@
 #pragma once
 #include "model/files/model_dir.h"
 #include <argp.h>
+#include "layers/cache/cache.h"
 #include "layers/cache/codec.h"
-#include "layers/cache/policy.h"
 
 #define KVSMITH_VERSION "0.1.0"
 
@@ -22,6 +22,7 @@ typedef struct {
     RowCodec own_codec;
     PolicyCfg policy;    /* eviction policy of the cache, as */
     char policies[512];  /* the user named it: NAME:KEY=VALUE,...+NAME... */
+    KvTier tier;         /* a limit of the cache's memory; memory 0: none */
     const char *tuning;  /* file of measured algorithms for a GPU's products; NULL: none */
     const char *adapter; /* directory of an adapter of the model, see peft.h; NULL: none */
     bool json, quiet;
@@ -38,6 +39,7 @@ typedef struct {
     CliTake *take;                     /* NULL: the command has neither options nor words */
     int min_args, max_args;            /* number of words; max_args -1: any */
     bool cache;                        /* it has a cache: --cache-dtype, --policy */
+    bool tier;                         /* it fills that cache: --cache-memory, --cache-disk, --cache-prefetch */
     bool tuning;                       /* it computes on a device: --tuning */
     bool settings;                     /* its words KEY=VALUE are settings of a run */
     bool adapter;                      /* it reads a model: --adapter */

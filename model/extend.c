@@ -8,9 +8,14 @@ bool model_cache_open(const Model *m, Cache *c, int nseq, int max_tokens, int ma
     KvShape *slots = xcalloc((size_t)m->L, sizeof *slots);
     for (int l = 0; l < m->L; l++)
         if (m->layer[l].owner) slots[l] = m->layer[l].rows;
-    bool ok = kv_open_policy(c, m->dev, m->opts.policy, slots, m->L, nseq, max_tokens, max_rows, page_rows,
-                             m->opts.poison, dry, e);
+    bool ok = kv_open_tier(c, m->dev, m->opts.policy, m->opts.tier, slots, m->L, nseq, max_tokens, max_rows, page_rows,
+                           m->opts.poison, dry, e);
     free(slots);
+    int *order = xcalloc((size_t)m->L, sizeof *order), n = 0;
+    for (int l = 0; l < m->L; l++)
+        if (!m->layer[l].publisher) order[n++] = m->layer[l].kv_from;
+    if (ok) kv_order(c, n, order);
+    free(order);
     for (int l = 0; ok && l < m->L; l++) {
         const Mixer *of = m->layer[l].kind->mixer;
         if (m->layer[l].owner && of->turns) kv_turns(kv_slot(c, l), of->turns(m->layer[l].cfg));
@@ -316,7 +321,9 @@ bool model_verify(const Model *m, Workspace *ws, Cache *c, const Batch *b, const
     Run r;
     if (!extend_begin(m, ws, c, b, tok, want, RUN_HOLD, &r, e)) return false;
     extend_pass(m, ws, &r, c, tok, want, (Logits){.to = logits});
-    return true;
+    if (kv_sound(c, e)) return true;
+    arena_release(&ws->scratch, ws->held);
+    return false;
 }
 static void extend_append(const Model *m, Workspace *ws, const Cache *c, Run r, const int *accept) {
     RunMark mark = run_mark(&r);
@@ -379,7 +386,7 @@ static bool extend(Extend *x, const Batch *b, Err *e) {
     uint64_t key = rng_mix(rng_mix(x->logits.key, (uint64_t)b->B), (uint64_t)b->history);
     graphs_run(extend_alike(x->m, b, x->want) ? x->c->graphs : NULL, key, extend_work, x);
     extend_settle(x->ws, x->c, b, NULL);
-    return true;
+    return kv_sound(x->c, e);
 }
 bool model_extend(const Model *m, Workspace *ws, Cache *c, const Batch *b, const int *tok, RowList want, Tensor logits,
                   Err *e) {

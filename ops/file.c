@@ -115,6 +115,33 @@ int file_own(int at, const char *name, int how, const char *say, Err *e) {
     return -1;
 }
 
+int file_unnamed(const char *dir, Err *e) {
+    int fd = TEMP_FAILURE_RETRY(open(dir, O_TMPFILE | O_RDWR | O_CLOEXEC, 0600));
+    if (fd >= 0) return fd;
+    if (errno != EOPNOTSUPP && errno != EISDIR) {
+        err_errno(e, "cannot create a file in", dir);
+        return -1;
+    }
+    /* a file system where every file has a name, if only for a moment */
+    for (int i = 0; fd < 0 && i < 1000; i++) {
+        char *name = xformat("%s/rows.%d.%d.tmp-kvsmith", dir, (int)getpid(), i);
+        fd = TEMP_FAILURE_RETRY(open(name, O_RDWR | O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC, 0600));
+        const int why = errno;
+        if (fd >= 0 && unlink(name)) {
+            err_errno(e, "cannot remove the name of", name);
+            close(fd);
+            fd = -1, i = 1000;
+        } else if (fd < 0 && why != EEXIST) {
+            errno = why;
+            err_errno(e, "cannot create a file in", dir);
+            i = 1000;
+        }
+        free(name);
+    }
+    if (fd < 0 && e && !e->status) err_runtime(e, "cannot create a file in %.200s: its names are all taken", dir);
+    return fd;
+}
+
 /* The parser spends up to a few hundred bytes on a value of two characters, so values are counted before it starts. */
 static size_t count_values(const char *p, size_t n) {
     size_t c = 0;

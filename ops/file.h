@@ -50,6 +50,9 @@ bool file_folders(const char *path, const char *what, int *made, Err *);
  * regular file and not a link: a pipe would block for ever. `say` is its path for the message. Returns -1 with `e`
  * filled, or with `e` clear if nothing is there and `how` has no O_CREAT. */
 int file_own(int at, const char *name, int how, const char *say, Err *e);
+/* A new file in the folder `dir`, to read and write, that has no name: it is gone when its descriptor is closed, also
+ * if the process is killed. Returns the descriptor, or -1. */
+int file_unnamed(const char *dir, Err *e);
 /* Sync the entries of the folder that holds `path`. Also true if the file system cannot sync folders (EINVAL). */
 bool file_sync_folder(const char *path, Err *e);
 

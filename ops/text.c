@@ -16,6 +16,20 @@ const char *bytes_text(size_t n, char out[24]) {
     return out;
 }
 
+bool bytes_parse(const char *text, size_t *out) {
+    static const struct {
+        const char *name;
+        double size;
+    } units[] = {{"B", 1},     {"", 1},       {"KB", 1e3},      {"MB", 1e6},         {"GB", 1e9},
+                 {"TB", 1e12}, {"KiB", 1024}, {"MiB", 1048576}, {"GiB", 1073741824}, {"TiB", 1099511627776}};
+    char *end;
+    const double v = strtod(text, &end);
+    for (size_t i = 0; i < sizeof units / sizeof *units; i++)
+        if (end != text && !strcmp(end, units[i].name) && v * units[i].size >= 1 && v * units[i].size < 1e18)
+            return *out = (size_t)(v * units[i].size), true;
+    return false;
+}
+
 /* True for ORGANISATION/NAME or NAME with no such folder on this machine. */
 static bool hub_name(const char *name) {
     const char *slash = strchr(name, '/'), *dot = strrchr(name, '.');

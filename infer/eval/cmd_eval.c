@@ -165,6 +165,7 @@ int cmd_eval(int argc, char **argv) {
         .take = cmd_eval_take,
         .min_args = 1,
         .cache = true,
+        .tier = true,
         .tuning = true,
         .adapter = true,
         .max_args = -1};

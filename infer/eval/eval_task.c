@@ -194,6 +194,8 @@ static bool eval_task_form(Eval *v, const char *name, const Cli *cli, Err *e) {
     const Task *kind = name ? task_find(name) : v->en.task.kind;
     v->cached = v->a->decode || (kind && task_spelled(&v->en, kind));
     if (v->cached) return true;
+    if (cli->tier.memory)
+        return err_input(e, "--cache-memory: eval of a task uses the cache only with --decode; add it");
     if (policy_any(&cli->policy))
         return err_input(e, "--policy: eval of a task uses the cache only with --decode; add it");
     return !(v->a->agnostic || v->a->dense) ||

@@ -45,6 +45,7 @@ bool engine_open_dense(Engine *en, const Engine *of, const Cli *cli, Err *e) {
     if (!engine_read(en, of->dir, &plain, e)) return false;
     ModelOpts o = engine_bf16(&plain, (ModelOpts){0});
     o.policy = NULL; /* `plain` does not outlive this call */
+    if (o.tier) o.tier = &cli->tier;
     return engine_load(en, o, e);
 }
 

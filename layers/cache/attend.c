@@ -13,6 +13,7 @@ static void attend_counts(const Run *r, const Slot *s) {
 }
 void kv_attend(Run *r, const Slot *s, const Kv *pass, Tensor o, Tensor lse, Tensor q, AttnSpec spec, bool merge) {
     CHECK(!s->mirror || measuring(r) || !dirty_copy_behind(s->mirror), "tables that the device has not seen");
+    if (s->tier && r->out.n && !measuring(r)) tier_stage(s);
     if (select_attend(r, s, pass, o, lse, q, spec, merge)) return;
     r->ops->attend_lanes(r, o, lse, q, kv_lanes_there(s), pass, spec, merge);
     attend_counts(r, s);
@@ -29,4 +30,8 @@ Tensor kv_state(const Slot *s) { return s->state; }
 Tensor kv_carry(const Slot *s) { return s->carry; }
 Tensor kv_last(const Slot *s) { return s->last; }
 const Lanes *kv_lanes(const Slot *s) { return &s->t; }
+const Lanes *kv_lanes_of(const Slot *s, int seq) {
+    if (s->tier) tier_stage_sequence(s, seq);
+    return &s->t;
+}
 const Lanes *kv_lanes_there(const Slot *s) { return s->mirror ? &s->there : &s->t; }

@@ -2,6 +2,7 @@
 #include "codec.h"
 #include "slot.h"
 #include "ops/host.h"
+#include "ops/text.h"
 
 enum { PAGE_ROWS = 64 };
 
@@ -39,6 +40,8 @@ bool kv_begin(Cache *c, const Batch *b, Err *e) {
     if (c->mirror) dirty_copy_flush(c->mirror);
     for (int i = 0; i < c->nslots; i++)
         if (c->slot[i].read) *c->slot[i].read = 0;
+    if (!kv_sound(c, e)) return false; /* a page was copied */
+    if (c->tier) tier_begin(c->tier, b);
     return true;
 }
 
@@ -61,6 +64,8 @@ static void cache_piece(Pieces *p, size_t to, size_t from) { p->to[p->n] = to, p
 typedef struct {
     Pieces key, value, score, old, stay, carry;
     Tensor kept, scores;
+    char *disk;    /* of a slot on disk: keys, then values, one after the other, on their way there */
+    size_t *dense; /* and where they lie in it, as Pieces.to counts */
 } Stored;
 static Stored stored_begin(Run *r, const Slot *s) {
     const KvShape *k = &s->t.s;
@@ -72,6 +77,10 @@ static Stored stored_begin(Run *r, const Slot *s) {
     d.kept = d.scores = ABSENT;
     if (s->score_of) d.scores = SCRATCH(r, "scores of rows", r->batch->N, k->lanes);
     if (kept) d.kept = SCRATCH(r, "rows carried on", kept, k->carry);
+    if (s->tier) {
+        d.disk = arena_take(r->host, (size_t)n * zmax(key_bytes(k), value_bytes(k)), "rows for the disk");
+        d.dense = arena_take(r->host, (size_t)n * sizeof(size_t), "places of rows for the disk");
+    }
     return d;
 }
 /* Rows of the types of numbers are moved as numbers, which rounds them; others are encoded to bytes. */
@@ -81,11 +90,26 @@ static bool stored_moves(const Slot *s) {
 }
 /* Bytes of what Pieces.to of keys and values counts. */
 static size_t stored_unit(const Slot *s) { return stored_moves(s) ? dtype_size(s->t.data.dtype) : 1; }
-static void stored_parts(Run *r, const Slot *s, const Pieces *p, Tensor x, int width) {
+static void stored_as(Run *r, const Slot *s, Tensor data, const size_t *to, const Pieces *p, Tensor x, int width) {
     if (stored_moves(s))
-        r->ops->move(r, s->t.data, p->to, x, p->from, p->n, width);
+        r->ops->move(r, data, to, x, p->from, p->n, width);
     else
-        r->ops->encode_rows(r, s->t.data, p->to, x, p->from, p->n, width, s->t.s.codec);
+        r->ops->encode_rows(r, data, to, x, p->from, p->n, width, s->t.s.codec);
+}
+/* Keys or values of `bytes` bytes; rows whose places follow each other are one write. */
+static void stored_parts(Run *r, const Slot *s, const Stored *d, const Pieces *p, Tensor x, int width, size_t bytes) {
+    if (!s->tier) {
+        stored_as(r, s, s->t.data, p->to, p, x, width);
+        return;
+    }
+    const size_t unit = stored_unit(s), each = bytes / unit;
+    const int elements = (int)(bytes / dtype_size(s->t.data.dtype));
+    for (int i = 0; i < p->n && !measuring(r); i++) d->dense[i] = (size_t)i * each;
+    stored_as(r, s, TENSOR(d->disk, s->t.data.dtype, imax(p->n, 1), elements), d->dense, p, x, width);
+    for (int i = 0, run; i < p->n && !measuring(r); i += run) {
+        for (run = 1; i + run < p->n && p->to[i + run] == p->to[i + run - 1] + each;) run++;
+        tier_write(s, p->to[i] * unit, d->disk + (size_t)i * bytes, (size_t)run * bytes);
+    }
 }
 /* Row `row` of a lane becomes row `from` of the pass's keys and values, when they are moved. */
 static size_t stored_put(Stored *d, Slot *s, int lane, int row, size_t from, int pos) {
@@ -101,8 +125,8 @@ static size_t stored_put(Stored *d, Slot *s, int lane, int row, size_t from, int
 static void stored_end(Run *r, Slot *s, const Kv *pass, Stored *d) {
     const KvShape *k = &s->t.s;
     if (!k->lanes) return;
-    stored_parts(r, s, &d->key, pass->k, k->kdim);
-    if (!k->alias) stored_parts(r, s, &d->value, pass->v, k->vdim);
+    stored_parts(r, s, d, &d->key, pass->k, k->kdim, key_bytes(k));
+    if (!k->alias) stored_parts(r, s, d, &d->value, pass->v, k->vdim, value_bytes(k));
     if (s->score_of) r->ops->move(r, s->score, d->score.to, d->scores, d->score.from, d->score.n, 1);
     if (!present(d->kept)) return;
     r->ops->move(r, d->kept, d->old.to, s->carry, d->old.from, d->old.n, k->carry);
@@ -289,7 +313,34 @@ static size_t cache_place(Cache *c) {
         c->words = arena_take(&c->mem, dirty_copy_bytes(bytes), "words of tables");
     }
     for (int i = 0; i < c->nslots; i++) slot_place(&c->slot[i], &c->mem, host);
+    if (c->tier) tier_place(c->tier, &c->mem);
     return bytes;
+}
+/* The same without memory: what is needed. With a limit rows of slots go to disk, of as few as may be. */
+static bool cache_measure(Cache *c, const KvTier *tier, size_t *tables, Err *e) {
+    char limit[24], need[24];
+    size_t least = SIZE_MAX;
+    if (!tier || !tier->memory) return *tables = cache_place(c), true;
+    if (c->dev)
+        return err_input(e, "--cache-memory: a GPU keeps all rows in its memory; leave it out or use --device cpu");
+    for (int i = 0; i < c->nslots; i++)
+        if (c->slot[i].t.nblocks)
+            return err_input(e,
+                             "--cache-memory: --cache-dtype %s stores rows in blocks, which stay in memory; leave "
+                             "it out or take another codec",
+                             c->slot[i].t.s.codec->name);
+    c->tier = tier_make(tier, c->slot, c->nslots, c->nseq);
+    for (int n = tier->least, slots = n; n <= slots; n++) {
+        slots = tier_choose(c->tier, n);
+        c->mem.used = c->mem.peak = 0;
+        *tables = cache_place(c);
+        if (c->mem.peak <= tier->memory) return true;
+        least = zmin(least, c->mem.peak);
+    }
+    return err_input(e,
+                     "--cache-memory: %zu bytes (%s) are too few: with the rows of all layers on disk this cache needs "
+                     "%zu bytes (%s) of memory; give at least that, or a shorter context",
+                     tier->memory, bytes_text(tier->memory, limit), least, bytes_text(least, need));
 }
 
 bool kv_open(Cache *c, const KvShape *slots, int nslots, int nseq, int max_tokens, int max_rows, int page_rows,
@@ -313,6 +364,10 @@ static void slot_choose(const Cache *c, Slot *s) {
 }
 bool kv_open_policy(Cache *c, Device *dev, const PolicyCfg *policy, const KvShape *slots, int nslots, int nseq,
                     int max_tokens, int max_rows, int page_rows, bool poison, bool dry, Err *e) {
+    return kv_open_tier(c, dev, policy, NULL, slots, nslots, nseq, max_tokens, max_rows, page_rows, poison, dry, e);
+}
+bool kv_open_tier(Cache *c, Device *dev, const PolicyCfg *policy, const KvTier *tier, const KvShape *slots, int nslots,
+                  int nseq, int max_tokens, int max_rows, int page_rows, bool poison, bool dry, Err *e) {
     if (!device_apart(dev)) dev = NULL;
     const int more = policy_replay_tokens(policy, max_tokens), spare = more ? nseq++ : -1;
     max_tokens += more;
@@ -348,7 +403,11 @@ bool kv_open_policy(Cache *c, Device *dev, const PolicyCfg *policy, const KvShap
         CHECK(!rows_together(&slots[i]) || !(slots[i].evicts || c->slot[i].chosen || c->slot[i].policy.read),
               "rows that are stored together leave one by one");
     }
-    size_t tables = cache_place(c);
+    size_t tables = 0;
+    if (!cache_measure(c, tier, &tables, e)) {
+        kv_close(c);
+        return false;
+    }
     if (dry) return true;
     if (!arena_open_at(&c->mem, dev ? device_memory(dev, false) : NULL, "cache", c->mem.peak, poison, e)) {
         kv_close(c);
@@ -370,6 +429,10 @@ bool kv_open_policy(Cache *c, Device *dev, const PolicyCfg *policy, const KvShap
         return false;
     }
     cache_place(c);
+    if (c->tier && !tier_open(c->tier, e)) {
+        kv_close(c);
+        return false;
+    }
     if (dev && !dirty_copy_open(&c->mirror, dev, c->tables.base, c->mem.base, tables, c->words, e)) {
         kv_close(c);
         return false;
@@ -380,7 +443,11 @@ bool kv_open_policy(Cache *c, Device *dev, const PolicyCfg *policy, const KvShap
     }
     return true;
 }
+void kv_order(Cache *c, int n, const int *slots) {
+    if (c->tier) tier_order(c->tier, n, slots);
+}
 void kv_close(Cache *c) {
+    tier_free(c->tier);
     replay_close(c);
     dirty_copy_close(c->mirror);
     arena_close(&c->mem);
@@ -400,6 +467,12 @@ size_t kv_read(const Cache *c) {
     size_t n = 0;
     for (int i = 0; i < c->nslots; i++) n += c->slot[i].read ? *c->slot[i].read : 0;
     return n;
+}
+bool kv_sound(const Cache *c, Err *e) { return !c->tier || tier_sound(c->tier, e); }
+KvDisk kv_disk(const Cache *c) {
+    KvDisk d = c->tier ? tier_report(c->tier) : (KvDisk){0};
+    d.memory = c->mem.size;
+    return d;
 }
 int kv_cut(const Cache *c, int seq) {
     return c->block ? c->block : c->after && c->after[seq] < INT32_MAX ? c->policy.page : 0;

@@ -12,6 +12,20 @@
 #include "policy.h"
 #include "ops/dirty_copy.h"
 
+/* A limit of a cache's memory, and where rows go that do not fit (tier.h). */
+typedef struct {
+    size_t memory;   /* bytes: rows, tables, states, and buffers for rows that are read; 0: no limit */
+    const char *dir; /* of a file without a name, for the rows of slots that do not fit */
+    bool alone;      /* nothing is read ahead: one buffer in place of two, and passes wait for each slot */
+    int least;       /* slots whose rows go there even where all fit; for tests */
+} KvTier;
+typedef struct {
+    int slots, of;        /* slots whose rows are on disk, of those that have rows */
+    size_t file, memory;  /* bytes: of the file; of the cache in memory */
+    size_t read, written; /* bytes so far */
+    double waited;        /* seconds in which passes waited for rows */
+} KvDisk;
+
 typedef struct Replay Replay;
 typedef struct {
     int nslots, nseq;
@@ -25,12 +39,13 @@ typedef struct {
     DirtyCopy *mirror; /* from `tables` to the copy; NULL: there is none */
     void *words;       /* its scratch */
     struct Moves *moves;
-    PolicyCfg policy; /* which rows stay, of slots that it suits */
-    int *after;       /* (nseq) position from which queries select what they read; INT32_MAX: none does yet */
-    int *observed;    /* (nseq) queries of the document that a policy which asks all was told of; NULL: no policy */
-    size_t visited;   /* rows that kv_end has looked at to find those that expire; for tests */
-    real *scores;     /* of a device, the host's copy of a slot's Slot.score */
-    Device *dev;      /* NULL: the host's memory */
+    PolicyCfg policy;  /* which rows stay, of slots that it suits */
+    int *after;        /* (nseq) position from which queries select what they read; INT32_MAX: none does yet */
+    int *observed;     /* (nseq) queries of the document that a policy which asks all was told of; NULL: no policy */
+    size_t visited;    /* rows that kv_end has looked at to find those that expire; for tests */
+    real *scores;      /* of a device, the host's copy of a slot's Slot.score */
+    Device *dev;       /* NULL: the host's memory */
+    struct Tier *tier; /* rows that are on disk; NULL: no limit was given */
     struct Graphs
         *graphs; /* what of a decoding step over it the device replays (ops/graph.h), its owner's; NULL: nothing */
 } Cache;
@@ -46,12 +61,19 @@ bool kv_open_at(Cache *, Device *, const KvShape *slots, int nslots, int nseq, i
 /* The same with a policy for the slots that it suits; NULL: none. */
 bool kv_open_policy(Cache *, Device *, const PolicyCfg *, const KvShape *slots, int nslots, int nseq, int max_tokens,
                     int max_rows, int page_rows, bool poison, bool dry, Err *);
+/* The same with a limit of memory (NULL: none), which false (EXIT_INPUT) says is too small; then rows of some slots may
+ * be on disk: results are the same bits. EXIT_INPUT: the folder is missing or not to be written, or the device has
+ * memory of its own. EXIT_RUNTIME: the disk is full. */
+bool kv_open_tier(Cache *, Device *, const PolicyCfg *, const KvTier *, const KvShape *slots, int nslots, int nseq,
+                  int max_tokens, int max_rows, int page_rows, bool poison, bool dry, Err *);
+/* The slots in the order in which a pass reads them, for reading ahead; without a call, by their numbers. */
+void kv_order(Cache *, int n, const int *slots);
 void kv_close(Cache *);
 Slot *kv_slot(const Cache *, int i);
 
-/* Pages for every row of the batch, copies of shared pages that it would change. The only call that can fail
+/* Pages for every row of the batch, copies of shared pages that it would change. The only call of a pass that can fail
  * (EXIT_INPUT: a sequence would grow past max_tokens); then nothing has changed. A device sees the tables as they are
- * now until the next one. */
+ * now until the next one. EXIT_RUNTIME: see kv_sound. */
 bool kv_begin(Cache *, const Batch *, Err *);
 /* Store the first accept[b] rows (NULL: all) of each sequence in the slot; not visible before kv_end. When the last
  * accepted row's document began in this pass, older rows are dropped by kv_end and only that document is stored.
@@ -59,6 +81,10 @@ bool kv_begin(Cache *, const Batch *, Err *);
 void kv_append(Run *, Slot *, const Kv *pass, const int *accept);
 /* Lengths become visible; rows past retention or evicted by the mixer are given back. */
 void kv_end(Cache *, const Batch *, const int *accept);
+
+/* False (EXIT_RUNTIME), from then on: the disk that rows are on failed, and what was read since is not theirs. Who runs
+ * a pass or anything else that reads or writes rows asks when it is over. */
+bool kv_sound(const Cache *, Err *);
 
 /* ---- policies (policy.h); nothing where there is none ----*/
 /* How the keys of a slot and the queries on them are rotated; it must outlive the cache. */
@@ -111,5 +137,8 @@ int kv_pages(const Slot *);                   /* pages in use, by all sequences 
 size_t kv_bytes(const Cache *, int seq);      /* bytes of resident rows, carried rows and states of one sequence */
 /* The same of all sequences with used[seq] != 0; a row that several of them have is counted once. */
 size_t kv_resident(const Cache *, const int *used);
-const Lanes *kv_lanes(const Slot *);       /* the host's tables */
+KvDisk kv_disk(const Cache *);       /* zeros: no limit was given */
+const Lanes *kv_lanes(const Slot *); /* the host's tables */
+/* The same between passes, with the rows of a sequence in Lanes.data also where they are on disk. */
+const Lanes *kv_lanes_of(const Slot *, int seq);
 const Lanes *kv_lanes_there(const Slot *); /* as a device's kernels see them */

@@ -38,6 +38,7 @@ static Tensor choose_ask(Run *r, const Slot *s, const PolicyAsk *ask, int seq, i
            q = TENSOR(R(s->asked) + (size_t)first * (size_t)heads * (size_t)s->t.s.kdim, REAL, s->queries, heads,
                       s->t.s.kdim),
            lse = TENSOR(R(s->asked_lse) + (size_t)first * (size_t)heads, REAL, s->queries, heads);
+    if (s->tier && !measuring(r)) tier_stage_sequence(s, seq);
     r->ops->colstat(r, stat, q, lse, kv_lanes_there(s), (ColStat){seq, from, n, ask->queries, ask->heads, ask->value});
     return host_view(r, stat, true);
 }
@@ -77,11 +78,7 @@ static real *lane_part(const Slot *s, int lane, int n, const Placed *order, bool
     for (int r = 0; r < n;) { /* parts lie one after the other in a page */
         const int run = imin(n - r, s->t.P - (lo + r) % s->t.P);
         const size_t place = slot_place_of(s, lane, lo + r);
-        const char *from = (const char *)s->t.data.p + (values ? slot_value(s, place) : slot_key(s, place));
-        if (s->dev)
-            device_read(s->dev, raw + (size_t)r * bytes, from, (size_t)run * bytes);
-        else
-            memcpy(raw + (size_t)r * bytes, from, (size_t)run * bytes);
+        slot_read(s, values ? slot_value(s, place) : slot_key(s, place), raw + (size_t)r * bytes, (size_t)run * bytes);
         r += run;
     }
     for (int i = 0; i < n; i++) {

@@ -42,13 +42,13 @@ void slot_place_tables(Lanes *t, Arena *a) {
                             "cache evicted"); /* whole words: it goes over by them */
     t->tail = take_ints(a, n, "cache tail");
 }
-static size_t page_bytes(const Slot *s) { return (size_t)s->t.P * row_bytes(&s->t.s); }
 static Tensor pages_rows_place(const Slot *s, Arena *a) {
     const RowsAs as = rows_as(&s->t.s);
     const Dtype unit = as == ROWS_REAL ? REAL : as == ROWS_BF16 ? BF16 : F32;
     const size_t page = page_bytes(s);
     CHECK(page % dtype_size(unit) == 0 && page / dtype_size(unit) <= INT32_MAX, "pages of %zu bytes", page);
-    return arena_tensor(a, "cache rows", unit, 2, (int[]){s->t.npages, (int)(page / dtype_size(unit))});
+    const int shape[] = {s->t.npages, (int)(page / dtype_size(unit))};
+    return s->tier ? tensor_make(NULL, unit, 2, shape) : arena_tensor(a, "cache rows", unit, 2, shape);
 }
 void slot_place(Slot *s, Arena *rows, Arena *a) {
     Lanes *t = &s->t;
@@ -137,7 +137,6 @@ void slot_clear(Slot *s) {
 int *slot_entry(const Slot *s, int lane, int row) {
     return &s->t.table[(size_t)lane * (size_t)s->t.maxpages + (size_t)(row / s->t.P % s->t.maxpages)];
 }
-static char *page_data(const Slot *s, int page) { return (char *)s->t.data.p + (size_t)page * page_bytes(s); }
 static void copy_bytes(const Slot *s, void *to, const void *from, size_t n) {
     if (s->dev)
         device_copy(s->dev, to, from, n);
@@ -163,6 +162,13 @@ void slot_bytes(const Slot *s, void *cache, char *host, size_t n, bool save) {
     else
         save ? device_read(s->dev, host, cache, n) : device_write(s->dev, cache, host, n);
 }
+/* Rows from one place to another, of a page at most. */
+static void copy_rows(const Slot *s, size_t to, size_t from, size_t n) {
+    if (s->tier)
+        tier_copy(s, to, from, n);
+    else
+        copy_bytes(s, (char *)s->t.data.p + to, (char *)s->t.data.p + from, n);
+}
 void slot_own_page(Slot *s, int lane, int row) {
     int *e = slot_entry(s, lane, row), old = *e, P = s->t.P;
     CHECK(old < s->t.npages, "row %d of a block", row);
@@ -170,7 +176,7 @@ void slot_own_page(Slot *s, int lane, int row) {
     slot_set(s, e, slot_take_page(s, false));
     if (s->summed) s->summed[*e] = false;
     if (old < 0) return;
-    copy_bytes(s, page_data(s, *e), page_data(s, old), page_bytes(s));
+    copy_rows(s, (size_t)*e * page_bytes(s), (size_t)old * page_bytes(s), page_bytes(s));
     size_t to = (size_t)*e * (size_t)P, from = (size_t)old * (size_t)P, n = (size_t)P;
     if (present(s->score)) copy_bytes(s, R(s->score) + to, R(s->score) + from, n * sizeof(real));
     if (s->kept) memcpy(s->kept + to, s->kept + from, n * sizeof(real));
@@ -254,6 +260,18 @@ size_t slot_value(const Slot *s, size_t place) {
     size_t P = (size_t)s->t.P;
     return place / P * page_bytes(s) + P * key_bytes(&s->t.s) + place % P * value_bytes(&s->t.s);
 }
+void slot_read(const Slot *s, size_t at, void *to, size_t n) {
+    if (s->tier)
+        tier_read(s, at, to, n);
+    else
+        slot_bytes(s, (char *)s->t.data.p + at, to, n, true);
+}
+void slot_write(const Slot *s, size_t at, const void *from, size_t n) {
+    if (s->tier)
+        tier_write(s, at, from, n);
+    else
+        slot_bytes(s, (char *)s->t.data.p + at, (char *)from, n, false);
+}
 void slot_set_pos(const Slot *s, size_t at, int pos) {
     s->t.pos[at] = pos;
     slot_changed(s, &s->t.pos[at], sizeof *s->t.pos);
@@ -298,9 +316,8 @@ void slot_move(Cache *c, Slot *s, size_t to, size_t from) {
     if (s->summed) s->summed[to / (size_t)s->t.P] = false;
     if (s->kept) s->kept[to] = s->kept[from];
     if (!s->dev) {
-        char *data = s->t.data.p;
-        memcpy(data + slot_key(s, to), data + slot_key(s, from), key_bytes(&s->t.s));
-        memcpy(data + slot_value(s, to), data + slot_value(s, from), value_bytes(&s->t.s));
+        copy_rows(s, slot_key(s, to), slot_key(s, from), key_bytes(&s->t.s));
+        if (!s->t.s.alias) copy_rows(s, slot_value(s, to), slot_value(s, from), value_bytes(&s->t.s));
         if (present(s->score)) R(s->score)[to] = R(s->score)[from];
         return;
     }

@@ -104,13 +104,15 @@ typedef struct {
     char *p[PARTS];
     Count done;
 } SlotParts;
+static void part_move(const Slot *s, size_t at, char *host, size_t n, bool save) {
+    save ? slot_read(s, at, host, n) : slot_write(s, at, host, n);
+}
 static void rows_move(Slot *s, int lane, Shown x, int i, size_t rows, SlotParts *m, bool save) {
     const size_t kb = key_bytes(&s->t.s), vb = value_bytes(&s->t.s);
     const size_t place = slot_place_of(s, lane, shown_row(x, i)), P = (size_t)s->t.P;
-    char *data = s->t.data.p;
     if (!shown_coded(s, x, i)) {
-        slot_bytes(s, data + slot_key(s, place), m->p[PART_KEYS] + m->done.alone * kb, rows * kb, save);
-        if (vb) slot_bytes(s, data + slot_value(s, place), m->p[PART_VALUES] + m->done.alone * vb, rows * vb, save);
+        part_move(s, slot_key(s, place), m->p[PART_KEYS] + m->done.alone * kb, rows * kb, save);
+        if (vb) part_move(s, slot_value(s, place), m->p[PART_VALUES] + m->done.alone * vb, rows * vb, save);
         m->done.alone += rows;
     } else if (shown_page(s, x, i)) {
         const size_t bytes = block_bytes(&s->t.s);
@@ -190,17 +192,20 @@ static void slot_save(Slot *s, int slot, int seq, KvParts *out) {
     }
     whole_move(s, seq, &m, bytes, true);
 }
-void kv_save(const Cache *c, int seq, KvParts *out) {
+void kv_parts_free(KvParts *p) {
+    for (int i = 0; i < p->n; i++) free((void *)p->part[i].p);
+    free(p->part);
+    *p = (KvParts){0};
+}
+bool kv_save(const Cache *c, int seq, KvParts *out, Err *e) {
     CHECK(seq >= 0 && seq < c->nseq, "sequence %d of %d", seq, c->nseq);
     *out = (KvParts){0};
     const int words[2] = {c->observed ? c->observed[seq] : 0, c->after ? c->after[seq] : INT32_MAX};
     memcpy(parts_add(out, "cache", "I32", 2, sizeof words), words, sizeof words);
     for (int i = 0; i < c->nslots; i++) slot_save(&c->slot[i], i, seq, out);
-}
-void kv_parts_free(KvParts *p) {
-    for (int i = 0; i < p->n; i++) free((void *)p->part[i].p);
-    free(p->part);
-    *p = (KvParts){0};
+    if (kv_sound(c, e)) return true;
+    kv_parts_free(out);
+    return false;
 }
 /* ---- restoring ---------------------------------------------------------------------------------------------------*/
 
@@ -328,6 +333,7 @@ bool kv_restore(Cache *c, int seq, int length, const KvParts *in, Err *e) {
         if (c->observed) c->observed[seq] = words[0];
         if (c->after) c->after[seq] = words[1];
         for (int i = 0; i < c->nslots; i++) slot_restore(&c->slot[i], seq, length, &m[i], bytes[i]);
+        ok = kv_sound(c, e);
     }
     free(m), free(bytes);
     return ok;

@@ -33,10 +33,11 @@ typedef struct {
     KvPart *part;
 } KvParts;
 
-/* The parts of sequence seq, which is not empty. */
-void kv_save(const Cache *, int seq, KvParts *);
+/* The parts of sequence seq, which is not empty. False (EXIT_RUNTIME): a disk that rows are on has failed. */
+bool kv_save(const Cache *, int seq, KvParts *, Err *);
 void kv_parts_free(KvParts *);
 /* Sequence seq becomes what the parts say, a document of `length` tokens with the same rows in the same places of
  * pages of the same size. `parts` may hold others than "slot.*". False (EXIT_INPUT): a part is missing, has another
- * size or dtype, is of no slot, or says what no sequence of this cache could be; then nothing has changed. */
+ * size or dtype, is of no slot, or says what no sequence of this cache could be; then nothing has changed. False
+ * (EXIT_RUNTIME): a disk that rows are on has failed. */
 bool kv_restore(Cache *, int seq, int length, const KvParts *, Err *);

@@ -4,9 +4,13 @@
  * date: whatever changes between two passes, and behind a pass's kernels, goes over in one piece (ops/dirty_copy.h). */
 #pragma once
 #include "cache.h"
+#include "tier.h"
 
 struct Slot {
     Device *dev; /* NULL: rows and states lie with the host */
+    Tier *tier;  /* rows are on disk, and Lanes.data only where tier_stage has brought them; NULL: they are in memory */
+    int number;  /* of the slot in its cache */
+    size_t at;   /* of a slot on disk: where its rows begin in the file */
     Lanes t;
     Lanes there;                                  /* of a device: the same as its kernels see it */
     DirtyCopy *mirror;                            /* what of t that lacks; NULL: the host's memory */
@@ -39,6 +43,7 @@ struct Slot {
 static inline int slot_lanes(const Slot *s) { return s->t.nseq * s->t.s.lanes; }
 /* Bytes of the resident rows of a lane, without what a policy keeps. */
 size_t slot_lane_bytes(const Slot *, int lane);
+static inline size_t page_bytes(const Slot *s) { return (size_t)s->t.P * row_bytes(&s->t.s); }
 
 /* ---- pages.c: memory, tables and rows as bytes -------------------------------------------------------------------*/
 
@@ -76,6 +81,9 @@ size_t slot_place_of(const Slot *, int lane, int row);
 int *slot_row_at(const Slot *, int lane, int pos);
 size_t slot_key(const Slot *, size_t place);
 size_t slot_value(const Slot *, size_t place);
+/* Bytes of rows, wherever they lie. */
+void slot_read(const Slot *, size_t at, void *to, size_t n);
+void slot_write(const Slot *, size_t at, const void *from, size_t n);
 /* Of a place, whatever was there: nobody wrote it before its first row. */
 void slot_set_pos(const Slot *, size_t place, int pos);
 void slot_set_evicted(const Slot *, size_t place, bool evicted);

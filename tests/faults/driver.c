@@ -83,6 +83,9 @@ static const Command commands[] = {
      "l.safetensors"},
     {"generate",
      {"generate", "../in/model", "--prompt", "Now", "--max-new", "4", "--seed", "1", "--threads", "1", "-q"}},
+    {"disk",
+     {"generate", "../in/deep", "--prompt", "Now", "--max-new", "4", "--seed", "1", "--threads", "1", "-q",
+      "--cache-memory", "620000", "--cache-disk", "."}},
     {"session",
      {"generate", "../in/model", "--prompt", "Now", "--max-new", "4", "--threads", "1", "-q", "--save-session", "s"},
      {"generate", "../in/model", "--prompt", "Now", "--max-new", "4", "--threads", "1", "-q", "--save-session", "s"},
@@ -107,7 +110,7 @@ typedef struct {
     int error[4]; /* negative: that and all calls after it fail */
 } Kind;
 static const Kind kinds[FAULT_KINDS] = {
-    [FAULT_OPEN] = {"open", {EIO, -EMFILE}},
+    [FAULT_OPEN] = {"open", {EIO, -EMFILE, EOPNOTSUPP}},
     [FAULT_READ] = {"read", {EIO, EINTR}},
     [FAULT_WRITE] = {"write", {EIO, -ENOSPC, EINTR}},
     [FAULT_PREAD] = {"pread", {EIO}},
@@ -117,7 +120,7 @@ static const Kind kinds[FAULT_KINDS] = {
     [FAULT_STAT] = {"stat", {EIO, -EACCES}},
     [FAULT_READDIR] = {"readdir", {EIO, -EIO}},
     [FAULT_MMAP] = {"mmap", {ENOMEM}},
-    [FAULT_FTRUNCATE] = {"ftruncate", {EIO}},
+    [FAULT_FTRUNCATE] = {"ftruncate", {EIO, ENOSPC, EOPNOTSUPP}},
     [FAULT_MKDIR] = {"mkdir", {ENOSPC}},
     [FAULT_LINK] = {"link", {ENOSPC}},
     [FAULT_UNLINK] = {"unlink", {EIO, -EIO}},

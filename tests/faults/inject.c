@@ -177,6 +177,14 @@ int ftruncate(int fd, off_t n) {
     NEXT(ftruncate)
     return FAILS(FAULT_FTRUNCATE) ? -1 : next_(fd, n);
 }
+int fallocate(int fd, int how, off_t at, off_t n) {
+    NEXT(fallocate)
+    return FAILS(FAULT_FTRUNCATE) ? -1 : next_(fd, how, at, n);
+}
+int sync_file_range(int fd, off_t at, off_t n, unsigned how) {
+    NEXT(sync_file_range)
+    return FAILS(FAULT_FSYNC) ? -1 : next_(fd, at, n, how);
+}
 int flock(int fd, int how) {
     NEXT(flock)
     return FAILS(FAULT_FLOCK) ? -1 : next_(fd, how);

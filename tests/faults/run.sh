@@ -44,6 +44,8 @@ END
 {
     "$prog" train tiny.yaml --threads 1 -q run.dir=half/run train.steps=2 &&
         "$prog" train tiny.yaml --threads 1 -q run.dir=whole && cp -rL whole/last model && rm -r model/trainer whole &&
+        "$prog" train tiny.yaml --threads 1 -q run.dir=deeper model.layers=4 train.steps=1 &&
+        cp -rL deeper/last deep && rm -r deep/trainer deeper &&
         "$prog" data train-bpe text.txt --vocab 270 --out tok.json --threads 1
 } >log 2>&1 || { cat log; exit 1; }
 sed -i 's|\.\./in/text.txt|../in/text.txt|' half/run/config.yaml

@@ -50,7 +50,7 @@ static RowCodec halves(int rows) {
     c.piece_bytes = halves_bytes, c.piece_encode = halves_encode, c.piece_decode = halves_decode;
     return c;
 }
-static void schedule(int draw, int steps, const RowCodec *codec, int *refused) {
+static void schedule(const KvTier *tier, int draw, int steps, const RowCodec *codec, int *refused) {
     Dice dice = {rng_mix(0xCAC4E, (uint64_t)draw), 0};
     KvShape s[PLAIN_SLOTS];
     Plain m;
@@ -62,7 +62,7 @@ static void schedule(int draw, int steps, const RowCodec *codec, int *refused) {
     }
     rig_open(&g, (Table){"baseline", &ops_cpu_baseline}, 1, 1 << 20);
     int nseq = 2 + roll(&dice, PLAIN_SEQS - 1), P = page_rows[draw % 5], most = draw % 3 ? 9 : 40;
-    plain_open(&m, s, PLAIN_SLOTS, nseq, 20 + roll(&dice, 100), 48, P);
+    plain_open_tier(&m, tier, s, PLAIN_SLOTS, nseq, 20 + roll(&dice, 100), 48, P);
     plain_check(&m, "empty");
     for (int step = 0; step < steps; step++) {
         Mark mark = arena_mark(&g.mem);
@@ -108,16 +108,28 @@ static void schedule(int draw, int steps, const RowCodec *codec, int *refused) {
 }
 Test(cache, schedules) {
     int refused = 0;
-    for (int draw = 0; draw < 120; draw++) schedule(draw, 150, NULL, &refused);
+    for (int draw = 0; draw < 120; draw++) schedule(NULL, draw, 150, NULL, &refused);
     cr_assert(refused > 50, "only %d passes were too long", refused);
 }
 Test(cache, schedules_of_blocks) {
     int refused = 0;
     for (int draw = 0; draw < 60; draw++) {
         const RowCodec codec = halves((int[]){1, 3, 4, 16, 64}[draw % 5]);
-        schedule(draw, 150, draw % 7 ? &codec : &codec_kivi2, &refused);
+        schedule(NULL, draw, 150, draw % 7 ? &codec : &codec_kivi2, &refused);
     }
     cr_assert(refused > 25, "only %d passes were too long", refused);
+}
+/* The same with the rows of one, two, ... slots on disk. */
+Test(cache, schedules_on_disk) {
+    int refused = 0;
+    for (int draw = 0; draw < 40; draw++) {
+        const KvTier tier = {.memory = SIZE_MAX,
+                             .dir = check_dir(),
+                             .alone = draw & 1,
+                             .least = 1 + draw % PLAIN_SLOTS};
+        schedule(&tier, draw, 100, NULL, &refused);
+    }
+    cr_assert(refused > 10, "only %d passes were too long", refused);
 }
 
 /* ---- one thing at a time ------------------------------------------------------------------------------------------

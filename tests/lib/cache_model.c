@@ -5,12 +5,20 @@ static size_t c_width(const KvShape *s) { return (size_t)s->lanes * (size_t)s->c
 static size_t v_width(const KvShape *s) { return (size_t)s->lanes * (size_t)s->vdim; }
 
 void plain_open(Plain *m, const KvShape *shape, int nslots, int nseq, int max_tokens, int max_rows, int P) {
+    plain_open_tier(m, NULL, shape, nslots, nseq, max_tokens, max_rows, P);
+}
+static bool opened(Cache *c, const KvTier *tier, const KvShape *shape, int nslots, int nseq, int max_tokens,
+                   int max_rows, int P, bool dry, Err *e) {
+    return kv_open_tier(c, NULL, NULL, tier, shape, nslots, nseq, max_tokens, max_rows, P, true, dry, e);
+}
+void plain_open_tier(Plain *m, const KvTier *tier, const KvShape *shape, int nslots, int nseq, int max_tokens,
+                     int max_rows, int P) {
     Err e = {0};
     Cache dry;
     *m = (Plain){.nslots = nslots, .nseq = nseq, .max_tokens = max_tokens, .max_rows = max_rows, .P = P ? P : 64};
     if (shape->codec && shape->codec->block) m->P = shape->codec->block;
-    cr_assert(kv_open(&dry, shape, nslots, nseq, max_tokens, max_rows, P, true, true, &e), "%s", e.msg);
-    cr_assert(kv_open(&m->c, shape, nslots, nseq, max_tokens, max_rows, P, true, false, &e), "%s", e.msg);
+    cr_assert(opened(&dry, tier, shape, nslots, nseq, max_tokens, max_rows, P, true, &e), "%s", e.msg);
+    cr_assert(opened(&m->c, tier, shape, nslots, nseq, max_tokens, max_rows, P, false, &e), "%s", e.msg);
     cr_assert(!dry.mem.base && dry.mem.peak == m->c.mem.size && m->c.mem.used == m->c.mem.size,
               "planned %zu bytes, mapped %zu, used %zu", dry.mem.peak, m->c.mem.size, m->c.mem.used);
     kv_close(&dry);
@@ -201,7 +209,7 @@ void plain_fork(Plain *m, int from, int to) {
 void plain_saved(Plain *m, int from, int to) {
     KvParts parts;
     Err e = {0};
-    kv_save(&m->c, from, &parts);
+    cr_assert(kv_save(&m->c, from, &parts, &e), "%s", e.msg);
     cr_assert(kv_restore(&m->c, to, plain_length(m, from), &parts, &e), "%s", e.msg);
     kv_parts_free(&parts);
     plain_copy(m, from, to);
@@ -296,6 +304,7 @@ static void check_slot(const Plain *m, const char *when, int i, size_t bytes[]) 
     int distinct = 0, *users = xcalloc((size_t)(t->npages + t->nblocks) + 1, sizeof *users);
     for (int seq = 0; seq < m->nseq; seq++) {
         int n = m->h[i][seq].n;
+        if (s->lanes) kv_lanes_of(slot, seq); /* rows may be on disk */
         for (int h = 0; h < s->lanes; h++) {
             int resident = 0;
             for (int j = 0; j < n; j++) resident += plain_resident(m, i, seq, h, j);

@@ -30,6 +30,9 @@ typedef struct {
 } Plain;
 
 void plain_open(Plain *, const KvShape *, int nslots, int nseq, int max_tokens, int max_rows, int P);
+/* The same with a limit of memory; NULL: none. */
+void plain_open_tier(Plain *, const KvTier *, const KvShape *, int nslots, int nseq, int max_tokens, int max_rows,
+                     int P);
 void plain_close(Plain *);
 int plain_length(const Plain *, int seq); /* tokens of its document */
 /* Draws a pass over some of the sequences: at most `most` rows each, documents that continue or begin, numbers of rows

@@ -156,6 +156,21 @@ Test(cuda_cache, a_selection_is_refused) {
     cr_assert(refused == 5); /* quest, hybrid, shadowkv, infinigen, tailorkv */
     device_close(cuda);
 }
+/* So is a limit of memory, whose rows would be the host's to read. */
+Test(cuda_cache, a_limit_of_memory_is_refused) {
+    const KvShape s = {.lanes = 1, .kdim = 4, .vdim = 4};
+    const KvTier tier = {.memory = 1 << 20, .dir = check_dir()};
+    Device *cuda;
+    Cache c;
+    Err e = {0};
+    cr_assert(device_open(&cuda, "cuda", 1, &e), "%s", e.msg);
+    cr_assert(!kv_open_tier(&c, cuda, NULL, &tier, &s, 1, 1, 8, 8, 0, true, false, &e) && e.status == EXIT_INPUT);
+    cr_assert(strstr(e.msg, "--cache-memory") && strstr(e.msg, "use --device cpu"), "%s", e.msg);
+    e = (Err){0};
+    cr_assert(kv_open_tier(&c, NULL, NULL, &tier, &s, 1, 1, 8, 8, 0, true, false, &e), "%s", e.msg);
+    kv_close(&c);
+    device_close(cuda);
+}
 /* A codec that no kernel reads is refused when the cache is opened, on the device alone. */
 Test(cuda_cache, a_codec_without_a_kernel_is_refused) {
     RowCodec strange = codec_int8;

@@ -165,6 +165,7 @@ bool decode_fill(Decode *d, Err *e) {
         if (ok) kv_prompt_ends(&f.run, c, b, d->o.prompt);
         if (ok) d->s.next[b] = d->o.prompt;
     }
+    ok = ok && kv_sound(c, e);
     device_sync(d->s.model->dev);
     arena_close(&f.rows), arena_close(&f.scratch), arena_close(&f.host);
     free(ints), free(f.kv);

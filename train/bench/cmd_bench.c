@@ -299,15 +299,26 @@ static void decode_once(void *ctx) {
 /* Room for the measured steps: fewer for large batches, whose cache would need gigabytes. */
 static int measured_steps(int B) { return imax(64, imin(BENCH_RUNS_MAX, 4096 / B)); }
 
+/* What a step moved, in the mean of so many, with the settings that matter. */
+static json_t *disk_json(const Bench *b, KvDisk before, KvDisk after, int steps) {
+    after.read -= before.read, after.written -= before.written, after.waited -= before.waited;
+    json_t *j = engine_disk(&after, imax(1, steps));
+    json_object_set_new(j, "prefetch", json_boolean(!b->how.tier->alone));
+    json_object_set_new(j, "steps", json_integer(steps));
+    return j;
+}
 /* Times steps from the sequences' current state; prefill 0: their cache was filled without. NULL: see `e`. */
 static json_t *decode_steps(Bench *b, Model *m, Once *o, double prefill, Err *e) {
     static const char *const draws[] = {"greedy", "top_k", "host"};
     const DecodeOpts *how = &o->d.o;
     const bool graph = !o->d.plain && device_apart(b->dev);
     long before = decode_replayed(&o->d);
+    const KvDisk disk = session_disk(&o->d.s);
+    const int from = session_length(&o->d.s, 0);
     double read;
     Timing t = bench_some(b->dev, decode_once, o, b->seconds, measured_steps(how->B));
     const bool selects = o->d.s.cache.policy.read;
+    const int now = session_length(&o->d.s, 0);
     size_t bytes = (selects ? kv_read(&o->d.s.cache) : 0) +
                    cost_model(m, 1).matmul * (m->opts.bf16_weights ? sizeof(uint16_t) : sizeof(real));
     for (int i = 0; i < how->B; i++)
@@ -320,6 +331,7 @@ static json_t *decode_steps(Bench *b, Model *m, Once *o, double prefill, Err *e)
                           how->B / t.median, "bytes_read", (json_int_t)bytes, "read_gb_per_s", read / 1e9,
                           "percent_of_bandwidth", 100 * (double)bytes / read / t.median);
     if (prefill > 0) json_object_set_new(x, "prefill_tok_s", json_real(how->B * how->prompt / prefill));
+    if (disk.of) json_object_set_new(x, "disk", disk_json(b, disk, session_disk(&o->d.s), now - from));
     return x;
 }
 /* One cache for all: by graphs, launched kernel by kernel, and once op by op. */
@@ -467,6 +479,12 @@ static void report_profile(const json_t *of, double least) {
         putchar('\n');
     }
 }
+static void report_disk(const json_t *x) {
+    if (x)
+        printf("disk    rows of %d of %d layers; a step reads %.0f bytes, writes %.0f and waits %.3f ms for them\n",
+               WHOLE(x, "layers"), WHOLE(x, "of"), NUMBER(x, "read_bytes"), NUMBER(x, "written_bytes"),
+               1e3 * NUMBER(x, "waited_s"));
+}
 static void cmd_bench_report_text(json_t *j, int threads) {
     json_t *x;
     size_t i;
@@ -502,6 +520,7 @@ static void cmd_bench_report_text(json_t *j, int threads) {
             printf("%d drawn rows before it\n", WHOLE(x, "prompt"));
         else
             printf("prefill %.0f tokens/s\n", NUMBER(x, "prefill_tok_s"));
+        report_disk(json_object_get(x, "disk"));
         report_profile(x, least);
     }
     json_array_foreach(json_object_get(j, "prefill"), i, x) {
@@ -609,6 +628,7 @@ int cmd_bench(int argc, char **argv) {
         .options = options,
         .take = cmd_bench_take,
         .cache = true,
+        .tier = true,
         .tuning = true,
         .settings = true,
         .max_args = -1};
