@@ -58,12 +58,12 @@ typedef struct {
 } Feed;
 typedef enum { WANT_LAST, WANT_ALL } Want;
 
-/* The caller keeps the model (weights only, or one in training). False: EXIT_RUNTIME, no memory. */
+/* The caller keeps the model (weights only, or one in training). False: EXIT_RUNTIME, no memory; or as kv_open_tier. */
 bool session_open(Session *, const Model *, SessionOpts, Err *);
 void session_close(Session *);
 /* logits: WANT_LAST (B,V), row b after the last token of feed b; WANT_ALL (sum of n, V) in the order of the feeds;
  * ABSENT: none. False (EXIT_INPUT): a document would grow past max_tokens or a token is outside the vocabulary; both
- * are found before anything changes. */
+ * are found before anything changes. EXIT_RUNTIME: the disk that rows are on failed; the sequences are empty. */
 bool session_extend(Session *, int B, const Feed *, Want, Tensor logits, Err *);
 /* The same for last rows, with a token sampled from each on the GPU, so that only tokens are copied to the host
  * (ops/sample.h; fills in slots: a sequence's own). For a GPU only (session_draws), after session_draw_open, which

@@ -137,7 +137,7 @@ int kv_pages(const Slot *);                   /* pages in use, by all sequences 
 size_t kv_bytes(const Cache *, int seq);      /* bytes of resident rows, carried rows and states of one sequence */
 /* The same of all sequences with used[seq] != 0; a row that several of them have is counted once. */
 size_t kv_resident(const Cache *, const int *used);
-KvDisk kv_disk(const Cache *);       /* zeros: no limit was given */
+KvDisk kv_disk(const Cache *);       /* no limit was given: zeros but for `memory` */
 const Lanes *kv_lanes(const Slot *); /* the host's tables */
 /* The same between passes, with the rows of a sequence in Lanes.data also where they are on disk. */
 const Lanes *kv_lanes_of(const Slot *, int seq);
