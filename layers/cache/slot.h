@@ -62,8 +62,8 @@ void slot_set(const Slot *, int *word, int value);
 
 /* Where a lane's table names the page of a row. */
 int *slot_entry(const Slot *, int lane, int row);
-/* A page of the pool, or a block, of one table; a table's entry that it lets go. The pools hold every lane's worst case,
- * so they cannot run dry. */
+/* A page of the pool, or a block, of one table; a table's entry that it lets go. The pools hold every lane's worst
+ * case, so they cannot run dry. */
 int slot_take_page(Slot *, bool block);
 void slot_leave_page(Slot *, int *entry);
 /* Make the page of a row present and this lane's alone. */

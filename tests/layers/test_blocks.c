@@ -1,5 +1,5 @@
-/* test_blocks.c: codecs that store rows together, under the models of the zoo: what rows look like behind every cut, bytes,
- * forks, sequences that go back, and what refuses them. */
+/* test_blocks.c: codecs that store rows together, under the models of the zoo: what rows look like behind every cut,
+ * bytes, forks, sequences that go back, and what refuses them. */
 #include "infer/session.h"
 #include "layers/cache/codec.h"
 #include "model/cost.h"
@@ -54,8 +54,9 @@ static double distance(const real *a, const real *b, size_t n) {
 /* Of the logits that rows as computed give, relative. */
 static double most_apart(const RowCodec *c) { return c->bits == 4 ? 0.4 : c->bits == 3 ? 0.7 : 1.3; }
 
-/* The first 64 rows see rows as they were computed, so nothing is different; later ones see the first through the codec.
- * In double all cuts agree to the last digits; in f32 a sum that falls on the other side of a rounding changes a code. */
+/* The first 64 rows see rows as they were computed, so nothing is different; later ones see the first through the
+ * codec. In double all cuts agree to the last digits; in f32 a sum that falls on the other side of a rounding changes a
+ * code. */
 Test(blocks, rows_look_the_same_behind_every_cut, .timeout = 600) {
     int rounded = 0;
     double worst = 0;
@@ -189,7 +190,8 @@ static real golden_element(int which, int j, int k) {
     const double y = (x / 4294967296.0 - 0.5) * 4;
     return (real)(float)(which == 0 && k == 1 ? 20 + 9 * y : y);
 }
-/* A cache that is fed the golden rows, in pieces, has the bytes that golden/make_codecs.py writes by the rules alone. */
+/* A cache that is fed the golden rows, in pieces, has the bytes that golden/make_codecs.py writes by the rules
+ * alone. */
 static void golden_block(const RowCodec *codec, const char *hex) {
     enum { KEYS = 3, VALUES = 40, ROWS = 64 };
     const KvShape shape = {.lanes = 1, .kdim = KEYS, .vdim = VALUES, .codec = codec};
