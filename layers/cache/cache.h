@@ -126,8 +126,8 @@ bool kv_selects(const Cache *, const Batch *);
 /* Passes from now on must not cross document lengths that are a multiple of this; 0: they may. */
 int kv_cut(const Cache *, int seq);
 
-/* Bytes of the rows of a lane that are seen, s0..sinks-1 and lo..hi-1, as a codec that stores rows together has them; s0
- * begins a block. */
+/* Bytes of the rows of a lane that are seen, s0..sinks-1 and lo..hi-1, as a codec that stores rows together has them;
+ * s0 begins a block. */
 size_t blocks_bytes(const KvShape *, int s0, int sinks, int lo, int hi);
 
 /* Reports and tests. */

@@ -1,6 +1,7 @@
 /* kivi.c: blocks of 64 rows in 4, 3 and 2 bits, with a scale and a zero for 32 or 64 rows of each element of the keys,
- * and for 32 or 64 elements of each value: see ops/packed.h. Source: KIVI (arXiv:2402.02750, section 4), whose keys wait
- * as they are until a block of them is full, as here. Its values are stored one row at a time; here with their keys. */
+ * and for 32 or 64 elements of each value: see ops/packed.h. Source: KIVI (arXiv:2402.02750, section 4), whose keys
+ * wait as they are until a block of them is full, as here. Its values are stored one row at a time; here with their
+ * keys. */
 #include "codec.h"
 
 #define KIVI(bits_, means)                                                                                          \
