@@ -97,7 +97,7 @@ bool slot_moves_open(Cache *, Err *);
 
 /* ---- blocks.c: rows that a codec stores together ----------------------------------------------------------------*/
 
-/* Pages for the rows of sequence q of the batch that a lane may store. A document that goes on does not come past the
+/* Pages for the rows of sequence q of the batch that a lane may store. A document that continues does not come past the
  * end of its page, at which passes are cut (kv_cut); one that begins has a page of its own. */
 void blocks_begin(Slot *, int lane, const Batch *, int q);
 /* The row that is a document's first when the lane's next one is `row`. */

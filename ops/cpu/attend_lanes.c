@@ -17,7 +17,10 @@ static const real *evicted_bias(real mem[KB], const bool *evicted, int tail, int
 
 /* How parts are read: known where the loops over them are compiled. */
 typedef enum { READ_REAL, READ_BF16, READ_INT8, READ_FP8, READ_4, READ_3, READ_2, READ_PART } Read;
-static Read read_packed(int bits) { return REAL != F32 ? READ_PART : bits == 4 ? READ_4 : bits == 3 ? READ_3 : READ_2; }
+/* bits 0: what is stored is no packed codes. */
+static Read read_packed(int bits) {
+    return REAL != F32 || !bits ? READ_PART : bits == 4 ? READ_4 : bits == 3 ? READ_3 : READ_2;
+}
 static Read read_as(const KvShape *s) {
     if (REAL != F32) return rows_as(s) == ROWS_REAL ? READ_REAL : READ_PART;
     switch (rows_as(s)) {

@@ -333,6 +333,37 @@ Test(saved, states_go_back_to_marks, .timeout = 120) {
     cr_assert(went > 20 && went % 2 == 0, "%d times", went);
 }
 
+/* Marks that no session writes, in a file that is sound otherwise: refused, and the session stays as it was. */
+Test(saved, marks_that_cannot_be_are_refused, .timeout = 60) {
+    static const int length[] = {-5, 0, 16};
+    Speaker r;
+    Session s;
+    int tok[LONG];
+    cr_assert(speaker_keeping(&r, &zoo[zoo_find("kda")], &(Keeping){0}, 1));
+    tokens(&r, tok);
+    char *path = check_path("m.session");
+    session_with(&s, &r, (SessionOpts){.nseq = 2, .max_tokens = LONG, .chunk = 16, .document = -1, .marks = 4});
+    feed(&s, 0, 37, tok, NULL), feed(&s, 1, 9, tok, NULL);
+    cr_assert(s.marks.n > 1 && s.marks.mark[0].length == 16);
+    for (int i = 0; i < 3; i++) { /* the last: its state is too short */
+        const size_t bytes = s.marks.bytes;
+        Err e = {0};
+        Saved file;
+        s.marks.mark[0].length = length[i];
+        s.marks.bytes -= length[i] == 16 ? sizeof(real) : 0;
+        save(&s, 0, tok, path);
+        s.marks.bytes = bytes;
+        cr_assert(saved_open(&file, path, &e), "%s", e.msg);
+        cr_assert(!saved_restore(&file, &s, 1, MODEL, &e) && e.status == EXIT_INPUT && strstr(e.msg, "mark."), "%d: %s",
+                  length[i], e.msg);
+        saved_close(&file);
+        cr_assert(session_length(&s, 1) == 9);
+    }
+    free(path);
+    session_close(&s);
+    speaker_close(&r);
+}
+
 /* ---- the program ----------------------------------------------------------------------------------------------------
  */
 static json_t *said(Ran r) {

@@ -66,7 +66,7 @@ static int rows_of(const Session *s) {
     }
     return n;
 }
-/* Compares numbers of slots on disk, every `each`-th, with and without reading ahead, with a cache in memory. */
+/* Compares counts of slots on disk, every `each`-th, with and without reading ahead, with a cache in memory. */
 static int same_story(Model *m, const char *name, int each) {
     const size_t n = (size_t)(STORY * m->cfg.vocab);
     real *want = xcalloc(n, sizeof *want), *got = xcalloc(n, sizeof *got);

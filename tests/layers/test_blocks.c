@@ -147,7 +147,7 @@ Test(blocks, bytes_are_those_of_blocks_and_rows_that_wait, .timeout = 300) {
         }
 }
 
-/* A sequence goes back into its newest block, or to the end of one before it, and a fork goes on apart: both as a
+/* A sequence goes back into its newest block, or to the end of one before it, and a fork continues apart: both as a
  * sequence of the same tokens that never did. */
 Test(blocks, sequences_fork_and_go_back, .timeout = 300) {
     int went = 0;

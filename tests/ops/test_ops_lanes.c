@@ -319,6 +319,22 @@ Test(ops, attend_lanes_in_bf16) {
                   noticed[f]);
     }
 }
+/* Blocks whose pieces are no packed codes: attention reads what piece_decode says. */
+Test(ops, attend_lanes_in_blocks_of_other_pieces) {
+    RowCodec codec = codec_kivi4;
+    int noticed[FAULTS] = {0};
+    if (cuda_ops()) return; /* no device reads blocks */
+    codec.bits = 0;
+    codec.piece_bytes = codec_int8.bytes, codec.piece_encode = codec_int8.encode,
+    codec.piece_decode = codec_int8.decode;
+    for (int draw = 1; draw < DRAWS; draw += 5) {
+        Rig g;
+        rig_open(&g, rig_first(), 1, (size_t)32 << 20);
+        lanes(&g, draw, &codec, noticed);
+        rig_close(&g);
+    }
+    cr_assert(noticed[RIGHT] > 20 && noticed[DROPS_A_KEY] > 0, "%d caches with blocks", noticed[RIGHT]);
+}
 static bool codec_by_type(const RowCodec *c) { return !c->block && (c->as == ROWS_REAL || c->as == ROWS_BF16); }
 /* Rows of every codec that is no type of numbers: attention reads what its decode says, to the rounding of f32. */
 Test(ops, attend_lanes_in_codes) {
