@@ -17,7 +17,8 @@ import numpy as np
 WINDOWS, LENGTH, FROM = 24, 512, 64
 CODECS = ("f32", "bf16", "int8", "int8:rotate=yes", "fp8", "fp8:rotate=yes", "int4", "int4:rotate=yes", "int4:group=64",
           "int4:group=64,rotate=yes", "int3", "int3:rotate=yes", "int2", "int2:rotate=yes", "kivi4", "kivi4:group=64", "kivi4:rotate=yes", "kivi3",
-          "kivi3:rotate=yes", "kivi2", "kivi2:rotate=yes")
+          "kivi3:group=64", "kivi3:rotate=yes", "kivi2", "kivi2:group=64", "kivi2:rotate=yes", "kvquant4", "kvquant4:turned=no", "kvquant4:apart=no", "kvquant4:apart=no,turned=no", "kvquant3", "kvquant3:turned=no",
+          "kvquant3:apart=no", "kvquant3:apart=no,turned=no", "kvquant2", "kvquant2:turned=no", "kvquant2:apart=no", "kvquant2:apart=no,turned=no")
 
 
 def bits(codec, width=64):
@@ -26,6 +27,8 @@ def bits(codec, width=64):
         return {"f32": 32, "bf16": 16}[name]
     if name in ("int8", "fp8"):
         return 8 + 32 / width
+    if name.startswith("kvquant"):
+        return int(name[-1]) + (32 if "apart=no" in settings else 64) / 64
     return int(name[-1]) + 32 / (64 if "group=64" in settings else 32)
 
 
@@ -64,9 +67,9 @@ for c in CODECS:
     kl, ppl, same = map(np.array, zip(*rows[c]))
     print(f"| `{c}` | {bits(c):g} | {kl.mean():.2e} | {kl.min():.1e} to {kl.max():.1e} | "
           f"{ppl.mean():.3f} ({100 * (ppl / dense_ppl - 1).mean():+.2f} %) | {100 * same.mean():.1f} % |")
-print("\nnats a token (log scale, each line a factor of 3.16), over bits a number; r: keys rotated; k, R: the same of kivi\n")
-points = [(bits(c), np.log10(max(np.mean([k for k, _, _ in rows[c]]), 1e-12)), ("R" if "kivi" in c else "r") if "rotate" in c else "k" if "kivi" in c else "o") for c in CODECS
-          if c not in ("f32", "bf16")]
+print("\nnats a token (log scale, each line a factor of 3.16), over bits a number; r: keys rotated; k, R: the same of kivi;\nq: kvquant with all it has\n")
+points = [(bits(c), np.log10(max(np.mean([k for k, _, _ in rows[c]]), 1e-12)), ("R" if "kivi" in c else "r") if "rotate" in c else "q" if "kvquant" in c else "k" if "kivi" in c else "o") for c in CODECS
+          if c not in ("f32", "bf16") and "=no" not in c]
 high = max(y for _, y, _ in points)
 for line in range(int(np.ceil((high - min(y for _, y, _ in points)) * 2)) + 1):
     row = [" "] * 56

@@ -314,7 +314,8 @@ static bool info_codecs(const Cli *cli, Err *e) {
     if (!cli->json) printf("| codec | an element | bytes of 64 | bytes of 128 | settings |\n|---|---|---|---|---|\n");
     for (int i = 0; codec_at(i); i++) {
         const RowCodec *c = codec_at(i);
-        const char *settings = c->group ? "group=32 rotate=no" : codec_rotates(c) ? "rotate=no" : "";
+        char settings[CODEC_TEXT_MAX];
+        codec_settings(c, ' ', settings);
         const int small = (int)codec_part_bytes(c, 64), large = (int)codec_part_bytes(c, 128);
         if (cli->json)
             json_array_append_new(list, json_pack("{s:s, s:s, s:i, s:i, s:s}", "codec", c->name, "meaning", c->meaning,

@@ -13,10 +13,9 @@ static const char FORMAT[] = "kvsmith-session-1";
 
 static void saved_codec(const Model *m, char out[WORD]) {
     const RowCodec *c = m->opts.codec ? m->opts.codec : &codec_f32;
-    int n = snprintf(out, WORD, "%s", c->name);
-    if (c->group) n += snprintf(out + n, WORD - (size_t)n, ":group=%d", c->group);
-    if (codec_rotates(c))
-        snprintf(out + n, WORD - (size_t)n, "%crotate=%s", c->group ? ',' : ':', c->rotate ? "yes" : "no");
+    char settings[CODEC_TEXT_MAX];
+    codec_settings(c, ',', settings);
+    snprintf(out, WORD, "%s%s%s", c->name, settings[0] ? ":" : "", settings);
 }
 /* The names in a list of policies, then every setting that is not 0. */
 static void saved_policy(const Model *m, char out[WORD]) {

@@ -47,6 +47,9 @@ struct RowCodec {
     /* Rows that are stored together, on the CPU, once there are so many; until then as `real`s; 0: each alone. A block
      * has a piece for each element of the key, of that element in all its rows, then a piece for the value of each. */
     int block;
+    bool turned; /* keys of a block are turned back by their places in it (Lanes.turns) before they are stored */
+    bool apart;  /* of each group of a piece the number furthest from the others is stored by itself */
+    const short *levels; /* (2^bits) of codes that are not whole numbers, in units of 1/256; NULL: they are */
     size_t (*piece_bytes)(const RowCodec *, int width);
     void (*piece_encode)(const RowCodec *, void *piece, const real *from, int width);
     void (*piece_decode)(const RowCodec *, real *to, const void *piece, int width);
@@ -128,6 +131,26 @@ typedef struct {
     real cap;   /* > 0: a scaled score s becomes cap tanh(s/cap), before biases; 0: it stays */
 } AttnSpec;
 
+/* How the rows of a block are turned: of row j elements pair[i] by an angle of j times the pair's, with these cosines
+ * and sines. */
+typedef struct {
+    int pairs, rows;
+    int (*pair)[2];  /* (pairs) */
+    real *cos, *sin; /* (pairs,rows) */
+} RowTurns;
+/* keys (elements,rows), turned; `by` -1: turned back. */
+static inline void rows_turn(const RowTurns *t, real *keys, int by) {
+    const size_t n = (size_t)t->rows;
+    for (size_t i = 0; i < (size_t)t->pairs; i++) {
+        real *a = keys + (size_t)t->pair[i][0] * n, *b = keys + (size_t)t->pair[i][1] * n;
+        const real *c = t->cos + i * n, *s = t->sin + i * n;
+        for (size_t j = 0; j < n; j++) {
+            const real x = a[j], y = b[j], sin = (real)by * s[j];
+            a[j] = c[j] * x - sin * y, b[j] = sin * x + c[j] * y;
+        }
+    }
+}
+
 /* The rows of one slot of the cache as kernels read them; the cache owns it (layers/cache/slot.h). Lane = seq*lanes + h
  * numbers its rows 0,1,2...; row r lies in page table[lane*maxpages + r/P % maxpages] at place r % P. Visible:
  * lo..hi-1, and the sinks s0..min(s0+sinks,lo)-1. A page holds P keys (key_bytes), then P values (value_bytes; alias:
@@ -143,6 +166,8 @@ typedef struct {
     int *tail;         /* (nseq*lanes) number of the newest row; NULL unless s.evicts */
     Tensor data;       /* (npages, P*row_bytes) in bytes: of REAL or BF16 by rows_as, else of words of 4 bytes */
     Tensor blocks;     /* (nblocks, block_bytes), in words of 4 bytes */
+    /* Of a codec that turns keys back; NULL: they are stored as they are. */
+    const RowTurns *turns;
 } Lanes;
 static inline char *lanes_block(const Lanes *t, int page) {
     return (char *)t->blocks.p + (size_t)(page - t->npages) * block_bytes(&t->s);

@@ -14,14 +14,33 @@ void blocks_begin(Slot *s, int lane, const Batch *b, int q) {
     if (b->first[end - 1] >= 0) slot_own_page(s, lane, blocks_first(s, hi));
 }
 
-static void blocks_encode(const KvShape *s, char *to, const real *keys, const real *values) {
-    const RowCodec *c = s->codec;
-    const size_t key = c->piece_bytes(c, c->block), value = s->alias ? 0 : c->piece_bytes(c, s->vdim);
-    real channel[c->block];
-    for (int k = 0; k < s->kdim; k++, to += key) {
-        for (int j = 0; j < c->block; j++) channel[j] = keys[(size_t)j * (size_t)s->kdim + (size_t)k];
-        c->piece_encode(c, to, channel, c->block);
+RowTurns *blocks_turns(const RowCodec *c, const Rope *r) {
+    if (!c->turned || !r || !r->n) return NULL;
+    const size_t pairs = (size_t)r->n / 2, rows = (size_t)c->block, numbers = pairs * rows;
+    RowTurns *t = xcalloc(1, sizeof *t + 2 * numbers * sizeof(real) + pairs * sizeof *t->pair);
+    t->pairs = r->n / 2, t->rows = c->block;
+    t->cos = (real *)(t + 1), t->sin = t->cos + numbers, t->pair = (void *)(t->sin + numbers);
+    for (int i = 0; i < t->pairs; i++) {
+        const int first = r->at + (r->interleaved ? 2 * i : i);
+        t->pair[i][0] = first, t->pair[i][1] = first + (r->interleaved ? 1 : t->pairs);
+        for (size_t j = 0; j < rows; j++) {
+            t->cos[(size_t)i * rows + j] = (real)cos((double)j * r->f[i]);
+            t->sin[(size_t)i * rows + j] = (real)sin((double)j * r->f[i]);
+        }
     }
+    return t;
+}
+static void blocks_encode(const Lanes *t, char *to, const real *keys, const real *values) {
+    const KvShape *s = &t->s;
+    const RowCodec *c = s->codec;
+    const size_t rows = (size_t)c->block, D = (size_t)s->kdim, key = c->piece_bytes(c, c->block),
+                 value = s->alias ? 0 : c->piece_bytes(c, s->vdim);
+    real *element = xcalloc(D * rows, sizeof *element);
+    for (size_t j = 0; j < rows; j++)
+        for (size_t k = 0; k < D; k++) element[k * rows + j] = keys[j * D + k];
+    if (t->turns) rows_turn(t->turns, element, -1);
+    for (size_t k = 0; k < D; k++, to += key) c->piece_encode(c, to, element + k * rows, c->block);
+    free(element);
     for (int j = 0; value && j < c->block; j++, to += value)
         c->piece_encode(c, to, values + (size_t)j * (size_t)s->vdim, s->vdim);
 }
@@ -35,7 +54,7 @@ void blocks_store(Slot *s, int lane) {
     const int block = slot_take_page(s, true);
     const size_t at = (size_t)page * P;
     const char *data = t->data.p;
-    blocks_encode(&t->s, lanes_block(t, block), (const void *)(data + slot_key(s, at)),
+    blocks_encode(t, lanes_block(t, block), (const void *)(data + slot_key(s, at)),
                   (const void *)(data + slot_value(s, at)));
     memcpy(t->pos + (size_t)block * P, t->pos + at, P * sizeof *t->pos);
     slot_leave_page(s, entry);

@@ -457,6 +457,7 @@ void kv_close(Cache *c) {
     free(c->scores);
     free(c->observed);
     free(c->after);
+    for (int i = 0; c->slot && i < c->nslots; i++) free(c->slot[i].turns);
     free(c->slot);
     *c = (Cache){0};
 }

@@ -43,7 +43,11 @@ static Tensor choose_ask(Run *r, const Slot *s, const PolicyAsk *ask, int seq, i
     return host_view(r, stat, true);
 }
 
-void kv_turns(Slot *s, const Rope *turn) { s->turn = turn; }
+void kv_turns(Slot *s, const Rope *turn) {
+    s->turn = turn;
+    free(s->turns);
+    s->t.turns = s->turns = s->t.nblocks && !s->t.s.alias ? blocks_turns(s->t.s.codec, turn) : NULL;
+}
 /* What was kept of n queries, oldest first: themselves, or their lse. The caller frees it. */
 static real *choose_queries(const Slot *s, Tensor asked, int seq, int from, int n) {
     const size_t each = (size_t)s->t.s.heads * (size_t)(asked.rank == 3 ? s->t.s.kdim : 1), bytes = each * sizeof(real);

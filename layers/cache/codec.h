@@ -8,22 +8,26 @@
 #pragma once
 #include "ops/run.h"
 
-enum { CODEC_NAMES_MAX = 120 };
+enum { CODEC_NAMES_MAX = 160, CODEC_TEXT_MAX = 120 };
 extern const RowCodec codec_f32, codec_bf16, codec_int8, codec_fp8, codec_int4, codec_int3, codec_int2, codec_kivi4,
-    codec_kivi3, codec_kivi2;
+    codec_kivi3, codec_kivi2, codec_kvquant4, codec_kvquant3, codec_kvquant2;
 /* What several codecs share: rows as `real`s, and packed codes of RowCodec.bits and .group. */
 size_t codec_f32_bytes(const RowCodec *, int width), codec_packed_bytes(const RowCodec *, int width);
 void codec_f32_encode(const RowCodec *, void *part, const real *from, int width);
 void codec_f32_decode(const RowCodec *, real *to, const void *part, int width);
 void codec_packed_encode(const RowCodec *, void *part, const real *from, int width);
+void codec_packed_put(uint32_t *codes, int bits, int n, int k, int code); /* of words that are 0 */
 void codec_packed_decode(const RowCodec *, real *to, const void *part, int width);
 const RowCodec *codec_at(int i); /* NULL: there are fewer */
 /* With its default settings; NULL: none has this name. */
 const RowCodec *codec_find(const char *name);
 /* "f32, bf16 or int8" */
 void codec_names(char out[CODEC_NAMES_MAX]);
-/* NAME or NAME:KEY=VALUE,...: group=32|64 of packed codes, rotate=yes|no of every codec but f32 and bf16. */
+/* NAME or NAME:KEY=VALUE,...: group=32|64 of packed codes; rotate=yes|no of every codec but f32, bf16 and kvquant,
+ * which has apart=yes|no and turned=yes|no. */
 bool codec_parse(const char *text, RowCodec *, Err *);
+/* "group=32,rotate=no": all settings, with `between` between them; "": there are none. */
+void codec_settings(const RowCodec *, char between, char out[CODEC_TEXT_MAX]);
 /* Bytes of a part of so many elements among many rows. */
 size_t codec_part_bytes(const RowCodec *, int width);
 bool codec_rotates(const RowCodec *); /* it can: `rotate` is a setting of it */

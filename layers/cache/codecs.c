@@ -2,8 +2,8 @@
 #include "codec.h"
 
 static const RowCodec *const codecs[] = {
-    &codec_f32,  &codec_bf16, &codec_int8,  &codec_fp8,   &codec_int4,
-    &codec_int3, &codec_int2, &codec_kivi4, &codec_kivi3, &codec_kivi2,
+    &codec_f32,   &codec_bf16,  &codec_int8,  &codec_fp8,      &codec_int4,     &codec_int3,     &codec_int2,
+    &codec_kivi4, &codec_kivi3, &codec_kivi2, &codec_kvquant4, &codec_kvquant3, &codec_kvquant2,
 };
 enum { CODECS = sizeof codecs / sizeof *codecs, WORD_MOST = 40 };
 
@@ -27,16 +27,46 @@ void codec_names(char out[CODEC_NAMES_MAX]) {
 size_t codec_part_bytes(const RowCodec *c, int width) {
     return c->block ? c->piece_bytes(c, width) : c->bytes(c, width);
 }
-bool codec_rotates(const RowCodec *c) { return c->block || (c->as != ROWS_REAL && c->as != ROWS_BF16); }
+bool codec_rotates(const RowCodec *c) { return !c->levels && (c->block || (c->as != ROWS_REAL && c->as != ROWS_BF16)); }
+/* Settings that are yes or no, and their places in a RowCodec. */
+enum { FLAGS = 3 };
+static const struct {
+    const char *key;
+    size_t at;
+} flags[FLAGS] = {{"rotate", offsetof(RowCodec, rotate)},
+                  {"apart", offsetof(RowCodec, apart)},
+                  {"turned", offsetof(RowCodec, turned)}};
+static bool flag_known(const RowCodec *c, int i) { return i ? c->levels != NULL : codec_rotates(c); }
+void codec_settings(const RowCodec *c, char between, char out[CODEC_TEXT_MAX]) {
+    int n = c->group ? snprintf(out, CODEC_TEXT_MAX, "group=%d", c->group) : 0;
+    out[n] = 0;
+    for (int i = 0; i < FLAGS; i++) {
+        const bool yes = *(const bool *)((const char *)c + flags[i].at);
+        if (!flag_known(c, i)) continue;
+        if (n) out[n++] = between;
+        n += snprintf(out + n, CODEC_TEXT_MAX - (size_t)n, "%s=%s", flags[i].key, yes ? "yes" : "no");
+    }
+}
+static bool setting_flag(RowCodec *c, int i, const char *word) {
+    const size_t n = strlen(flags[i].key);
+    if (!flag_known(c, i) || strncmp(word, flags[i].key, n) || word[n] != '=') return false;
+    if (strcmp(word + n + 1, "yes") && strcmp(word + n + 1, "no")) return false;
+    *(bool *)((char *)c + flags[i].at) = word[n + 1] == 'y';
+    return true;
+}
 static bool setting_take(RowCodec *c, const char *word, Err *e) {
+    char known[CODEC_TEXT_MAX] = "";
+    int n = 0;
     if (c->group && (!strcmp(word, "group=32") || !strcmp(word, "group=64"))) return c->group = atoi(word + 6), true;
-    if (codec_rotates(c) && (!strcmp(word, "rotate=yes") || !strcmp(word, "rotate=no")))
-        return c->rotate = word[7] == 'y', true;
-    return err_input(e, "--cache-dtype %s: expected %s, got '%.*s'", c->name,
-                     c->group           ? "group=32, group=64, rotate=yes or rotate=no"
-                     : codec_rotates(c) ? "rotate=yes or rotate=no"
-                                        : "no settings",
-                     WORD_MOST, word);
+    if (c->group) n = snprintf(known, sizeof known, "group=32, group=64");
+    for (int i = 0; i < FLAGS; i++) {
+        if (setting_flag(c, i, word)) return true;
+        if (flag_known(c, i))
+            n += snprintf(known + n, sizeof known - (size_t)n, "%s%s=yes or %s=no", n ? ", " : "", flags[i].key,
+                          flags[i].key);
+    }
+    return err_input(e, "--cache-dtype %s: expected %s, got '%.*s'", c->name, n ? known : "no settings", WORD_MOST,
+                     word);
 }
 bool codec_parse(const char *text, RowCodec *to, Err *e) {
     const size_t n = strcspn(text, ":");

@@ -3,7 +3,7 @@
 #include "ops/packed.h"
 
 size_t codec_packed_bytes(const RowCodec *c, int width) { return packed_bytes(c->bits, c->group, width); }
-static void packed_put(uint32_t *codes, int bits, int n, int k, int q) {
+void codec_packed_put(uint32_t *codes, int bits, int n, int k, int q) {
     const int low = packed_low(bits);
     codes[k * low / 32] |= ((uint32_t)q & ((1u << low) - 1)) << k * low % 32;
     if (bits == 3) codes[packed_words(low, n) + k / 32] |= (uint32_t)q >> 2 << k % 32;
@@ -25,7 +25,7 @@ void codec_packed_encode(const RowCodec *c, void *part, const real *from, int wi
         for (int k = 1; k < n; k++) least = x[k] < least ? x[k] : least, most = x[k] > most ? x[k] : most;
         const PackedGroup g = packed_rule(least, most, size, top);
         *to = g.head;
-        for (int k = 0; k < n && !g.flat; k++) packed_put(to + 1, c->bits, n, k, packed_code(g, x[k], most, top));
+        for (int k = 0; k < n && !g.flat; k++) codec_packed_put(to + 1, c->bits, n, k, packed_code(g, x[k], most, top));
         to += packed_group_bytes(c->bits, n) / 4;
     }
 }

@@ -38,6 +38,7 @@ struct Slot {
     int *newest, *oldest;    /* (npages) the positions of a page's newest and oldest rows */
     size_t *read;            /* bytes of rows that this pass has read; NULL: no lanes */
     const Rope *turn;        /* how keys and queries are rotated; NULL: they are not, or not alike */
+    RowTurns *turns;         /* Lanes.turns */
     int max_tokens;
 };
 static inline int slot_lanes(const Slot *s) { return s->t.nseq * s->t.s.lanes; }
@@ -102,6 +103,9 @@ bool slot_moves_open(Cache *, Err *);
 void blocks_begin(Slot *, int lane, const Batch *, int q);
 /* The row that is a document's first when the lane's next one is `row`. */
 int blocks_first(const Slot *, int row);
+/* Of a codec that turns keys back: how far, where keys are rotated so. NULL: they are not. One piece of memory, the
+ * caller's to free. */
+RowTurns *blocks_turns(const RowCodec *, const Rope *);
 /* The newest page of a lane, when it is full, becomes a block. */
 void blocks_store(Slot *, int lane);
 /* The most tokens, `to` at most, that a sequence can go back to: rows that were stored together stay so. */

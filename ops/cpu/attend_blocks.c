@@ -1,9 +1,11 @@
 /* attend_blocks.c: attention over blocks of a codec that stores rows together (RowCodec.block); attend_lanes.c includes
  * it. A block's keys lie as the product of queries and keys wants them: of each element all rows. */
 
+/* How a register reads pieces: where codes are whole numbers. */
+static Read read_pieces(const RowCodec *c) { return c->levels ? READ_PART : read_packed(c->bits); }
 /* n pieces, `ld` elements from one to the next. */
 static void pieces_decoded(real *to, size_t ld, const RowCodec *c, Parts p, int n) {
-    const Read as = read_packed(c->bits);
+    const Read as = read_pieces(c);
     if (as != READ_PART && p.width % VL == 0 && ld == (size_t)p.width)
         direct_decoded(to, as, p, n);
     else
@@ -25,9 +27,9 @@ static void attend_block(Block *k, const Lanes *t, int lane, int row, int n, int
     const Parts keys = {in, kb, P, c->group},
                 values = {in + block_key_bytes(&t->s) + (size_t)at * vb, vb, k->Dv, c->group};
     const int *pos = t->pos + (size_t)page * (size_t)P + at;
-    const Read as = read_packed(c->bits);
+    const Read as = read_pieces(c);
     CHECK(P == KB, "blocks of %d rows", P);
-    if (!t->s.alias && direct(k, as)) {
+    if (!t->s.alias && !t->turns && direct(k, as)) {
         direct_channels(k, as, keys, ahead);
         scores_moved(k, at, n);
         soften(k, pos, NULL, row, n);
@@ -35,6 +37,7 @@ static void attend_block(Block *k, const Lanes *t, int lane, int row, int n, int
         return;
     }
     pieces_decoded(k->kt, KB, c, keys, k->Dk);
+    if (t->turns) rows_turn(t->turns, k->kt, 1);
     memset(k->s, 0, (size_t)k->n * KB * sizeof(real));
     tile_mm(k->s, KB, k->q, (size_t)k->Dk, 1, k->kt, KB, k->n, k->Dk, KB);
     scores_moved(k, at, n);

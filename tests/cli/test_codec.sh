@@ -13,7 +13,7 @@ refused() { # part of the line, arguments
 words="One two three four five six seven eight nine ten eleven twelve"
 
 most=1000000000 # of codecs before, of a head of 8 elements
-for how in f32 bf16 int8 fp8 int4 int3 int2 kivi4; do
+for how in f32 bf16 int8 fp8 int4 int3 int2 kivi4 kvquant3; do
     run generate $src --prompt "$words" --max-new 8 --ignore-eos --json --cache-dtype $how || wrong "generate $how: exit $?, $(cat "$tmp/err")"
     n=$(($(field prompt_tokens "$tmp/out") + $(field new_tokens "$tmp/out") - 1))
     have=$(field cache_bytes "$tmp/out")
@@ -26,11 +26,11 @@ done
 verdict bytes
 
 run info --codecs || wrong "info --codecs: exit $?, $(cat "$tmp/err")"
-for name in f32 bf16 int8 fp8 int4 int3 int2 kivi4 kivi3 kivi2; do
+for name in f32 bf16 int8 fp8 int4 int3 int2 kivi4 kivi3 kivi2 kvquant4 kvquant3 kvquant2; do
     grep -q "^| .$name. | .* | [0-9]* | [0-9]* | .*|$" "$tmp/out" || wrong "info --codecs lacks $name"
 done
 grep -q '^| .int4. | .* | 40 | 80 | .group=32 rotate=no. |$' "$tmp/out" || wrong "info --codecs: $(grep int4 "$tmp/out")"
-run info --codecs --json && [ "$(grep -o '"codec":' "$tmp/out" | wc -l)" -eq 10 ] || wrong "info --codecs --json: $(cat "$tmp/out")"
+run info --codecs --json && [ "$(grep -o '"codec":' "$tmp/out" | wc -l)" -eq 13 ] || wrong "info --codecs --json: $(cat "$tmp/out")"
 refused "expected MODEL|CONFIG.yaml, --families, --policies or --codecs alone" info --codecs x
 verdict table
 

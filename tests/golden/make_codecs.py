@@ -88,11 +88,58 @@ def packed(x, bits, group):
     return out
 
 
-ROWS, KEYS, VALUES = 64, 3, 40
+LEVELS = {4: [14, 41, 70, 99, 130, 164, 203, 247], 3: [28, 85, 148, 227], 2: [54, 178]}
 
 
-def block(bits, group):
-    """64 rows of KIVI: keys by their elements, one of which is far from zero and larger than the others; values by rows."""
+def levels(bits):
+    """Means of clusters of normal numbers, 64 at a time without the one furthest from the others, scaled to -1..1."""
+    x = np.sort(np.random.default_rng(1).standard_normal((20000, 64)), axis=1)
+    x = np.where((x[:, -1] - x[:, -2] > x[:, 1] - x[:, 0])[:, None], x[:, :-1], x[:, 1:])
+    x = np.abs((x - (x[:, :1] + x[:, -1:]) / 2) / ((x[:, -1:] - x[:, :1]) / 2)).ravel()  # the same on both sides of 0
+    means = (np.arange(2**(bits - 1)) + 0.5) / 2**(bits - 1)
+    for _ in range(1000):
+        cluster = np.searchsorted((means[1:] + means[:-1]) / 2, x)
+        means = np.array([x[cluster == i].mean() for i in range(len(means))])
+    return np.rint(means * 256).astype(int).tolist()
+
+
+def kvquant(x, bits, group, apart):
+    out, level = b"", [-v for v in LEVELS[bits][::-1]] + LEVELS[bits]
+    for g in range(0, len(x), group):
+        part = [np.float32(v) for v in x[g:g + group]]
+        up = sorted(part)
+        leaves = -1
+        if apart:
+            top = len(part) == 1 or up[-1] - up[-2] >= up[1] - up[0]
+            leaves = part.index(up[-1] if top else up[0])
+        rest = [v for i, v in enumerate(part) if i != leaves]
+        s, z = np.float32(0), 0
+        if rest:
+            middle, half = np.float32((min(rest) + max(rest)) * np.float32(0.5)), np.float32((max(rest) - min(rest)) * np.float32(0.5))
+            s = np.float32(round_up(max(half, np.float32(abs(middle) / np.float32(128))), 8))
+            z = round(float(np.float32(middle / s) * 64)) if s else 0
+        codes = [0] * len(part)
+        for i, v in enumerate(part):
+            if i != leaves and s:
+                at = float(np.float32(np.float32(v / s) * np.float32(256)) - np.float32(4 * z))
+                codes[i] = min(range(2**bits), key=lambda q: (abs(at - level[q]), q))
+        out += number_bytes(s)[2:] + int(z).to_bytes(2, "little", signed=True)
+        if apart:
+            value = np.array([part[leaves]], np.float32).view(np.uint32).astype(np.uint64)
+            value = (value + 0x7fff + (value >> np.uint64(16) & np.uint64(1))) >> np.uint64(16)
+            out += leaves.to_bytes(2, "little") + int(value[0]).to_bytes(2, "little")
+        for low, width in ((0, 2), (2, 1)) if bits == 3 else ((0, bits),):
+            all_bits = sum((c >> low & 2**width - 1) << i * width for i, c in enumerate(codes))
+            out += all_bits.to_bytes((len(codes) * width + 31) // 32 * 4, "little")
+    return out
+
+
+ROWS, KEYS, VALUES, ANGLE = 64, 3, 40, 0.3
+
+
+def block(piece, turned=False):
+    """64 rows: keys by their elements, one of which is far from zero and larger than the others; values by rows. Turned:
+    the first two elements of key j by -j ANGLE."""
     def element(which, j, k):
         x = (which * 4096 + j * 64 + k) * 2654435761 + 12345 & 0xFFFFFFFF
         x ^= x >> 16
@@ -103,14 +150,25 @@ def block(bits, group):
 
     keys = np.array([[element(0, j, k) for k in range(KEYS)] for j in range(ROWS)], np.float32)
     values = np.array([[element(1, j, k) for k in range(VALUES)] for j in range(ROWS)], np.float32)
-    return b"".join(packed(x, bits, group) for x in [*keys.T, *values])
+    if turned:
+        c, s = (f(ANGLE * np.arange(ROWS)).astype(np.float32) for f in (np.cos, np.sin))
+        x, y = keys[:, 0].copy(), keys[:, 1].copy()
+        keys[:, 0], keys[:, 1] = c * x + s * y, c * y - s * x
+    return b"".join(piece(x) for x in [*keys.T, *values])
 
 
 if sys.argv[1:] == ["blocks"]:
     for bits in (4, 3, 2):
         for group in (32, 64):
-            print(f"kivi{bits}:group={group}", block(bits, group).hex())
+            print(f"kivi{bits}:group={group}", block(lambda x: packed(x, bits, group)).hex())
+    for bits in (4, 3, 2):
+        for group in (32, 64):
+            for apart in (True, False):
+                for turned in (True, False):
+                    how = f"group={group},apart={'yes' if apart else 'no'},turned={'yes' if turned else 'no'}"
+                    print(f"kvquant{bits}:{how}", block(lambda x: kvquant(x, bits, group, apart), turned).hex())
     sys.exit()
+assert all(levels(bits) == LEVELS[bits] for bits in LEVELS)
 for width in WIDTHS:
     for kind in range(KINDS):
         row = drawn(kind, width)

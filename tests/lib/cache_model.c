@@ -139,6 +139,16 @@ void plain_append(Plain *m) {
             arena_close(&scratch);
         }
 }
+/* Row j of a block, turned by j times the angle of each pair, or back. */
+static void plain_turn(const Plain *m, const RowCodec *c, real *key, size_t j, int by) {
+    const Rope *t = c->turned ? m->turn : NULL;
+    for (int i = 0; t && i < t->n / 2; i++) {
+        real *a = key + t->at + (t->interleaved ? 2 * i : i), *b = t->interleaved ? a + 1 : a + t->n / 2;
+        const real x = *a, y = *b, cosine = (real)cos((double)j * t->f[i]),
+                   sine = (real)(by * sin((double)j * t->f[i]));
+        *a = cosine * x - sine * y, *b = sine * x + cosine * y;
+    }
+}
 /* The newest rows, where they fill a block, become what its codec gives back. */
 static void plain_block(Plain *m, int slot, History *h) {
     const KvShape *s = &m->shape[slot];
@@ -148,12 +158,15 @@ static void plain_block(Plain *m, int slot, History *h) {
     char *piece = xcalloc(c->piece_bytes(c, imax(P, s->vdim)), 1);
     real *x = xcalloc((size_t)P, sizeof *x);
     for (int lane = 0; lane < s->lanes; lane++) {
+        real *keys = h->k + ((size_t)(h->n - P) * (size_t)s->lanes + (size_t)lane) * (size_t)s->kdim;
+        for (size_t j = 0; j < (size_t)P; j++) plain_turn(m, c, keys + j * k_width(s), j, -1);
         for (int k = 0; k < s->kdim; k++) {
-            real *at = h->k + ((size_t)(h->n - P) * (size_t)s->lanes + (size_t)lane) * (size_t)s->kdim + k;
+            real *at = keys + k;
             for (int j = 0; j < P; j++) x[j] = at[(size_t)j * k_width(s)];
             c->piece_encode(c, piece, x, P), c->piece_decode(c, x, piece, P);
             for (int j = 0; j < P; j++) at[(size_t)j * k_width(s)] = x[j];
         }
+        for (size_t j = 0; j < (size_t)P; j++) plain_turn(m, c, keys + j * k_width(s), j, 1);
         for (int j = h->n - P; j < h->n; j++) {
             real *value = h->v + ((size_t)j * (size_t)s->lanes + (size_t)lane) * (size_t)s->vdim;
             c->piece_encode(c, piece, value, s->vdim), c->piece_decode(c, value, piece, s->vdim);
@@ -233,7 +246,7 @@ void plain_drop(Plain *m, int seq) {
 }
 
 /* The rows of a block as a page has them; the caller frees them. */
-static real *block_rows_of(const Lanes *t, int page) {
+static real *block_rows_of(const Plain *m, const Lanes *t, int page) {
     const KvShape *s = &t->s;
     const RowCodec *c = s->codec;
     const size_t P = (size_t)t->P, kd = (size_t)s->kdim, vd = (size_t)s->vdim;
@@ -243,6 +256,7 @@ static real *block_rows_of(const Lanes *t, int page) {
         c->piece_decode(c, channel, in, c->block);
         for (size_t j = 0; j < P; j++) to[j * kd + k] = channel[j];
     }
+    for (size_t j = 0; j < P; j++) plain_turn(m, c, to + j * kd, j, 1);
     for (size_t j = 0; j < P; j++, in += c->piece_bytes(c, s->vdim))
         c->piece_decode(c, to + P * kd + j * vd, in, s->vdim);
     return to;
@@ -267,7 +281,7 @@ static int check_row(const Plain *m, const char *when, int i, int seq, int h, in
               t->pos[page * t->P + at]);
     const History *x = &m->h[i][seq];
     size_t kd = (size_t)s->kdim, vd = (size_t)s->vdim, from = (size_t)(j * s->lanes + h), P = (size_t)t->P;
-    real *own = page < t->npages ? NULL : block_rows_of(t, page);
+    real *own = page < t->npages ? NULL : block_rows_of(m, t, page);
     const real *k = own ? own : R(t->data) + (size_t)page * P * (kd + vd), *v = k + P * kd;
     cr_assert((own != NULL) == (m->c.block && j / imax(1, m->c.block) < m->h[i][seq].n / imax(1, m->c.block)),
               "%s: slot %d seq %d lane %d row %d: %s a block", when, i, seq, h, j, own ? "in" : "not in");

@@ -27,6 +27,7 @@ typedef struct {
     bool open;     /* begun and not ended: pages are held for rows to come */
     bool too_long; /* some sequence would grow past max_tokens */
     Kv kv[PLAIN_SLOTS];
+    const Rope *turn; /* how keys of all slots are rotated, which has been said to them; NULL: nothing was */
 } Plain;
 
 void plain_open(Plain *, const KvShape *, int nslots, int nseq, int max_tokens, int max_rows, int P);

@@ -257,6 +257,15 @@ static void lanes(Rig *g, int draw, const RowCodec *codec, int noticed[FAULTS]) 
     if (draw % 3 == 0 && !(codec && codec->block))
         s[1].window = s[1].sinks = 0, s[1].evicts = true, s[1].delay = (int[]){0, 1, 6}[roll(&dice, 3)];
     plain_open(&m, s, 2, 3, 260, 200, page_rows[draw % 4]);
+    Rope turn = {.n = draw % 2 ? 8 : 4,
+                 .at = draw / 4 % 2 * (draw % 2 ? 0 : 4),
+                 .interleaved = draw / 2 % 2,
+                 .factor = 1};
+    for (int i = 0; i < turn.n / 2; i++) turn.f[i] = pow(100, -(double)i / turn.n);
+    if (codec && codec->turned) {
+        m.turn = &turn;
+        for (int i = 0; i < 2; i++) kv_turns(kv_slot(&m.c, i), &turn);
+    }
     int *idx = xcalloc(200, sizeof *idx);
     for (int pass = 0; pass < PASSES; pass++) {
         Mark mark = arena_mark(&g->mem);
