@@ -23,7 +23,6 @@ MAKEFLAGS += --no-builtin-rules
 ifeq ($(MAKELEVEL),0)
 MAKEFLAGS += -j2
 endif
-
 DIRS   := ops layers model optim data train infer convert
 # ops/cpu/cpu.c includes its siblings; it and gemm_bf16.c are compiled once per instruction set.
 # ops/ref/ is for tests (HELP). ops/cuda/host/ and kernels/ are in a program only where `simt` or `cuda` links them.
@@ -52,6 +51,8 @@ LIBS   := -lyaml -ljansson -lpcre2-8 -lutf8proc -lz -lzstd -lsodium -lm
 ISAS   := baseline
 ifneq ($(filter x86_64-%,$(shell $(CC) -dumpmachine)),)
 ISAS   += avx2 avx512 avx512bf16
+# GCC 14 would fuse multiply and add in some copies of a loop alone; a row's bits must not depend on the rows next to it.
+FUSE   := $(shell $(CC) -Werror --param avoid-fma-max-bits=0 -E -x c /dev/null >/dev/null 2>&1 && echo --param avoid-fma-max-bits=0)
 endif
 BF16S  := $(if $(filter avx512bf16,$(ISAS)),amx) $(if $(filter aarch64-%,$(shell $(CC) -dumpmachine)),neonbf16)
 Q      := $(if $(V),,@)
@@ -91,12 +92,12 @@ $(Q)$(CC) $(BASE) $(CFLAGS) -DKVSMITH_PATH='"$(BUILD)/kvsmith"' -c -o $@ $<
 endef
 $(BUILD)/f64/%.o: BASE += -DKV_DOUBLE
 $(BUILD)/%.baseline.o: BASE += -DOPS_ISA=baseline
-$(BUILD)/%.avx2.o: BASE += -DOPS_ISA=avx2 -mavx2 -mfma -mbmi2
-$(BUILD)/%.avx512.o: BASE += -DOPS_ISA=avx512 -march=x86-64-v4 -mprefer-vector-width=512
-$(BUILD)/%.avx512bf16.o: BASE += -DOPS_ISA=avx512bf16 -march=x86-64-v4 -mavx512bf16 -mprefer-vector-width=512
+$(BUILD)/%.avx2.o: BASE += $(FUSE) -DOPS_ISA=avx2 -mavx2 -mfma -mbmi2
+$(BUILD)/%.avx512.o: BASE += $(FUSE) -DOPS_ISA=avx512 -march=x86-64-v4 -mprefer-vector-width=512
+$(BUILD)/%.avx512bf16.o: BASE += $(FUSE) -DOPS_ISA=avx512bf16 -march=x86-64-v4 -mavx512bf16 -mprefer-vector-width=512
 $(BUILD)/%.neonbf16.o: BASE += -DOPS_ISA=neonbf16 -DOPS_NEON -march=armv8.2-a+bf16
-$(BUILD)/%.amx.o: BASE += -DOPS_ISA=amx -DOPS_TILES -march=x86-64-v4 -mavx512bf16 -mprefer-vector-width=512 -mamx-tile -mamx-bf16
-$(BUILD)/%.amx_emulated.o: BASE += -DOPS_ISA=amx_emulated -DOPS_TILES -march=x86-64-v4 -mavx512bf16 -mprefer-vector-width=512 -include tests/lib/tiles.h
+$(BUILD)/%.amx.o: BASE += $(FUSE) -DOPS_ISA=amx -DOPS_TILES -march=x86-64-v4 -mavx512bf16 -mprefer-vector-width=512 -mamx-tile -mamx-bf16
+$(BUILD)/%.amx_emulated.o: BASE += $(FUSE) -DOPS_ISA=amx_emulated -DOPS_TILES -march=x86-64-v4 -mavx512bf16 -mprefer-vector-width=512 -include tests/lib/tiles.h
 # The commit that the source is of, "+" with changes: for the one object that names it, which alone is made again when it
 # changes. Empty where there is no git, or where git knows another tree than this one.
 $(BUILD)/commit.h: FORCE
@@ -122,8 +123,7 @@ $(BUILD)/f64/ops/cpu/cpu.%.o: ops/cpu/cpu.c Makefile
 
 include ops/cuda/cuda.mk
 include tests/check.mk
-.PHONY: FORCE arm-check cudnn-check simt simt-test simt-clang cuda cuda-check gpu-bundle gpu-check gpu-rehearse
-.PHONY: double asan test demo bench fuzz faults big-text format format-check docs clean
+.PHONY: FORCE arm-check cudnn-check simt simt-test simt-clang cuda cuda-check gpu-bundle gpu-check gpu-rehearse double asan test demo bench fuzz faults big-text format format-check docs clean
 double: $(BUILD)/f64/lib.a
 asan:
 	$(MAKE) SAN=1 BUILD=$(BUILD)/asan $(BUILD)/asan/kvsmith $(BUILD)/asan/tests-f32

@@ -23,6 +23,7 @@ awk -F'|' '!/^\| `/ { next }
     END { if (rows != 18) print rows " rows" }' "$tmp/out" >"$tmp/bad"
 verdict table
 
+if command -v python3 >/dev/null; then
 python3 - "$tmp/o" >"$tmp/bad" 2>&1 <<'END' || [ -s "$tmp/bad" ] || wrong "python3: exit $?"
 import json, sys, xml.etree.ElementTree as xml
 j = json.load(open(sys.argv[1] + "/policies.json"))
@@ -38,6 +39,9 @@ if len(paths) != 8 or any(len(p.get("d").split()) != 5 for p in paths):
     print("not a line of two points for each policy and form:", [p.get("d") for p in paths])
 END
 verdict files
+else
+    echo "skip files: no Python here"
+fi
 
 # Counts and likelihoods are the same again, and --json prints what the file has.
 run compare $src --policies "snapkv:window=4 adakv:window=4" --tasks "$tasks" T=600 samples=2 --seeds 2 --budgets 1,0.2 -q --json --threads 1 || wrong "exit $?: $(cat "$tmp/err")"

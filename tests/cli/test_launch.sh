@@ -11,7 +11,6 @@ orphans() {
         tr '\0' '\n' 2>/dev/null <"/proc/$p/environ" | grep -qx "LAUNCH_TEST=$LAUNCH_TEST" && echo "$p"
     done 2>/dev/null
 }
-ranks_of() { processes '' "$1" | tr '\n' ' '; }
 wait_for_ranks() { # launcher's id, number: the ids
     for _ in $(seq "$(patience 1000)"); do
         ids=($(ranks_of "$1"))

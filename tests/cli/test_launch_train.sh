@@ -40,7 +40,7 @@ trial() { # number, rank, milliseconds
         sleep 0.02
     done
     sleep "0.$3"
-    ids=($(processes '' $pid))
+    ids=($(ranks_of $pid))
     [ ${#ids[@]} -eq 2 ] && kill -$kind "${ids[$2]}" # else it is done already
     wait $pid || echo "trial $t, $kind of rank $2 after 0.$3 s: exit $?: $(cat "$tmp/trial$t.err")" >>"$bad"
     grep -q 'restart 1 of 2' "$tmp/trial$t.err" && echo "$t" >>"$tmp/restarted"

@@ -31,3 +31,10 @@ processes() {
         [ -z "$2" ] || [ "${rest[1]}" = "$2" ] && echo "${line%% *}"
     done
 }
+# The processes of a launcher, by their ranks, not their numbers, which begin again at pid_max.
+ranks_of() {
+    local p
+    for p in $(processes '' "$1"); do
+        echo "$(tr '\0' '\n' <"/proc/$p/environ" | sed -n 's/^KVSMITH_RANK=//p') $p"
+    done 2>/dev/null | grep '^[0-9]' | sort -n | cut -d ' ' -f 2
+}
