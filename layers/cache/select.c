@@ -107,7 +107,7 @@ static void reading_lane(const Slot *s, const PolicyCfg *p, Reading *x, int m, i
     *s->read += (size_t)(t->hi[to] - t->lo[to]) * row_bytes(&s->t.s);
 }
 static Reading reading_place(Run *r, const Slot *s) {
-    Reading x = {.t = *kv_lanes_there(s)};
+    Reading x = {.t = s->mirror ? s->there : s->t};
     const size_t K = (size_t)s->t.s.lanes, rows = SELECT_ROWS, one = sizeof(int), pages = (size_t)s->t.maxpages;
     /* one piece, which a GPU gets at once */
     x.t.s0 = arena_take(r->host, (3 + pages) * rows * K * one, "pages to read");
