@@ -275,7 +275,7 @@ Test(cuda_reads, a_full_budget_is_the_dense_cache, .timeout = 300) {
 
 /* ---- the same rows on both sides --------------------------------------------------------------------------------- */
 
-enum { LANES = 2, HEADS = 4, DK = 16, DV = 8, PROMPTS = 3, ROOM = 2400 };
+enum { LANES = 2, HEADS = 4, DK = 16, DV = 8, PROMPTS = 3, ROOM = 2400, BENCH_TOKENS = 128 };
 /* A cache of one slot, fed with drawn rows and queries: both sides store and judge the same bits. */
 typedef struct {
     Device *dev;
@@ -361,17 +361,27 @@ static void bench_texts(Bench *b) {
         const int page = b->p.page, most = imin(page - b->next[2] % page, 3); /* passes end with pages */
         bench_pass(b, (int[SEQS]){1, 1, k % 5 ? 1 : most, k >= FORK});
     }
+    for (int k = 0, page = b->p.page; k < 2;
+         k++) /* to the ends of pages; then a page of each, more rows than select at once */
+        bench_pass(b, (int[SEQS]){page - b->next[0] % page, page - b->next[1] % page, page - b->next[2] % page,
+                                  page - b->next[3] % page});
 }
-static void bench_compared(const char *spec, const RowCodec *codec) {
+/* matrix: the device multiplies in bf16, on matrix units. */
+static void bench_compared(const char *spec, const RowCodec *codec, bool matrix) {
     Bench cpu, cuda;
-    char msg[200], *what = xformat("%s, %s", spec, codec->name);
-    bench_open(&cpu, "cpu", spec, codec, TOKENS), bench_texts(&cpu);
-    bench_open(&cuda, "cuda", spec, codec, TOKENS), bench_texts(&cuda);
+    Err e = {0};
+    char msg[512], *what = xformat("%s, %s", spec, codec->name);
+    bench_open(&cpu, "cpu", spec, codec, BENCH_TOKENS), bench_texts(&cpu);
+    bench_open(&cuda, "cuda", spec, codec, BENCH_TOKENS);
+    cr_assert(device_bf16(cuda.dev, matrix, &e), "%s", e.msg);
+    bench_texts(&cuda);
     cr_assert(!differing(&cuda.log, &cpu.log, msg), "%s: %s", what, msg);
     cr_assert(cpu.log.left > 1000 && cpu.log.n > 300, "%s: %d rows are left out of %d tables", what, cpu.log.left,
               cpu.log.n);
     CHECK_BYTES(what, cuda.bytes, cpu.bytes, (size_t)cpu.calls * sizeof *cpu.bytes);
-    CHECK_RMS(what, cuda.o, cpu.o, (size_t)cpu.rows * HEADS * DV, 1e-5);
+    const size_t n = (size_t)cpu.rows * HEADS * DV;
+    CHECK_RMS(what, cuda.o, cpu.o, n, matrix ? 4e-3 : 1e-5);
+    cr_assert(!matrix || !check_rms(msg, what, CHECK_VIEW(cuda.o), CHECK_VIEW(cpu.o), n, 1e-4), "%s: in f32", what);
     bench_close(&cpu), bench_close(&cuda);
     free(what);
 }
@@ -382,18 +392,24 @@ Test(cuda_reads, every_codec, .timeout = 300) {
                                         "shadowkv:reads=8,recent=4,page=4,uneven=1",
                                         "infinigen:reads=12,recent=4,below=1",
                                         "tailorkv:reads=14,recent=4,sinks=2,coded=0",
-                                        "quest:reads=12,recent=4,page=1"};
+                                        "quest:reads=12,recent=4,page=1",
+                                        "quest:reads=20,recent=8,page=8"};
     int codecs = 0;
     for (int k = 0; codec_at(k); k++) {
         RowCodec turned = *codec_at(k);
         if (turned.as == ROWS_CODED || turned.block) continue;
         for (size_t i = 0; i < sizeof specs / sizeof *specs; i++) {
             turned.rotate = i % 2 && codec_rotates(&turned);
-            bench_compared(specs[i], &turned);
+            bench_compared(specs[i], &turned, false);
         }
         codecs++;
     }
     cr_assert(codecs == 7, "%d codecs", codecs);
+}
+Test(cuda_reads, matrix_units, .timeout = 300) {
+    bench_compared("quest:reads=12,recent=4,page=4", &codec_bf16, true);
+    bench_compared("infinigen:reads=12,recent=4,below=1", &codec_bf16, true);
+    bench_compared("shadowkv:reads=9,recent=3,page=3,uneven=1", &codec_bf16, true);
 }
 /* Keys of more rows than one copy has: a prompt's single rows in two lanes. */
 Test(cuda_reads, keys_by_several_copies, .timeout = 300) {
