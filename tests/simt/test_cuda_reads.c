@@ -489,6 +489,23 @@ Test(cuda_reads, a_step_waits_for_queries, .timeout = 300) {
               "%d steps with full pages, %ld replays", full, graphs_replayed(d.s.cache.graphs));
     side_close(&d);
 }
+/* Where all pages may be read, logits alone come to the host. */
+Test(cuda_reads, a_step_that_reads_all_copies_nothing, .timeout = 300) {
+    Side d;
+    side_open(&d, "cuda", &gqa, "quest:reads=1000,recent=4,page=4", NULL, false);
+    feed(&d, (int[SEQS]){30}, 0), prompt_ends(&d, 0);
+    Backend counted = *d.dev->backend;
+    backend = d.dev->backend, counted.read = read_counted, counted.write = write_counted;
+    d.dev->backend = &counted;
+    for (int k = 0; k < 6; k++) {
+        memset(&copied, 0, sizeof copied);
+        feed(&d, (int[SEQS]){1}, 0);
+        cr_assert(copied.reads == 1 && copied.writes == 1, "step %d: %d copies to the host, %d from it", k,
+                  copied.reads, copied.writes);
+    }
+    d.dev->backend = backend;
+    side_close(&d);
+}
 /* A step that selects is not filled up with other sequences, as nothing replays it. */
 Test(cuda_reads, steps_are_not_filled_up, .timeout = 300) {
     Side d;
