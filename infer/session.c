@@ -176,9 +176,11 @@ static int session_filled(int n) {
  * None if passes are not replayed anyway. */
 static int pass_fill(Pass *p, const Session *s) {
     const int zero = 0, n = imin(session_filled(p->B), imin(s->opts.nseq, s->opts.chunk)) - p->B;
+    const PolicyCfg *policy = s->model->opts.policy;
     int fresh = 0;
     for (int i = 0; i < s->opts.nseq; i++) fresh += s->next[i] == 0;
-    if (p->N != p->B || p->nwant != p->N || fresh < n || model_varying(s->model) >= 0) return 0;
+    if (p->N != p->B || p->nwant != p->N || fresh < n) return 0;
+    if (model_varying(s->model) >= 0 || (policy && policy->read)) return 0;
     for (int i = 0, left = n; left > 0; i++) {
         int next = 0;
         if (s->next[i]) continue;

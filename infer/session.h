@@ -72,7 +72,8 @@ bool session_extend(Session *, int B, const Feed *, Want, Tensor logits, Err *);
  *
  * A decoding step (a token for each of B sequences) is filled up to 1, 2, 4, 8, 16, 24, ... or nseq sequences with
  * unused empty ones, if there are as many, so that a GPU captures few passes while a batch gets smaller. They have one
- * row each and no history, and are empty again afterwards. */
+ * row each and no history, and are empty again afterwards. Steps that are not captured (a mixture of experts, a policy
+ * that selects what they read) are not filled up. */
 bool session_draws(const Session *);
 bool session_draw_open(Session *, Err *);
 void session_seen(Session *, int seq, const unsigned char *seen);

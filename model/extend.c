@@ -384,7 +384,8 @@ static bool extend_alike(const Model *m, const Batch *b, RowList want) {
 static bool extend(Extend *x, const Batch *b, Err *e) {
     if (!extend_begin(x->m, x->ws, x->c, b, x->tok, x->want, 0, &x->r, e)) return false;
     uint64_t key = rng_mix(rng_mix(x->logits.key, (uint64_t)b->B), (uint64_t)b->history);
-    graphs_run(extend_alike(x->m, b, x->want) ? x->c->graphs : NULL, key, extend_work, x);
+    const bool alike = extend_alike(x->m, b, x->want) && !kv_selects(x->c, b); /* or the host reads as pages fill */
+    graphs_run(alike ? x->c->graphs : NULL, key, extend_work, x);
     extend_settle(x->ws, x->c, b, NULL);
     return kv_sound(x->c, e);
 }

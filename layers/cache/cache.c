@@ -378,11 +378,6 @@ bool kv_open_tier(Cache *c, Device *dev, const PolicyCfg *policy, const KvTier *
     if (c->policy.read) {
         c->after = xcalloc((size_t)nseq, sizeof(int));
         for (int q = 0; q < nseq; q++) c->after[q] = INT32_MAX;
-        if (dev) {
-            kv_close(c);
-            return err_input(e, "--policy %s: it selects on the CPU alone; leave it out or take --device cpu",
-                             policy->read->name);
-        }
     }
     for (int i = 0; i < nslots; i++) {
         if (dev && (rows_as(&slots[i]) == ROWS_CODED || rows_together(&slots[i]))) {

@@ -39,7 +39,7 @@ const Policy policy_hybrid = {.name = "hybrid",
                               .meaning =
                                   "all; a step reads the pages that few channels prefer: RocketKV's second stage",
                               .source = "arXiv:2502.14051",
-                              .lacks = "GPUs; recent rows are read anyway instead of competing",
+                              .lacks = "recent rows are read anyway instead of competing",
                               .role = POLICY_READS,
                               .keys = keys,
                               .own = own,

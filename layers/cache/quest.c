@@ -16,7 +16,7 @@ static const Key keys[] = {{0}};
 const Policy policy_quest = {.name = "quest",
                              .meaning = "all; a step reads the pages that its query may match best",
                              .source = "arXiv:2406.10774",
-                             .lacks = "GPUs; the first two layers select, too",
+                             .lacks = "the first two layers select, too",
                              .role = POLICY_READS,
                              .keys = keys,
                              .own = own,

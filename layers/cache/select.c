@@ -1,11 +1,14 @@
 /* select.c: which pages a step reads, where a policy says so (Policy.judge). A query after its sequence's prompt reads
  * the pages with rows among its newest `recent`, those that are not full, and of the others the ones that the policy
- * gives the highest scores. What it reads is a table of pages of its own, which Ops.attend_lanes takes for a lane's. */
+ * gives the highest scores. What it reads is a table of pages of its own, which Ops.attend_lanes takes for a lane's.
+ *
+ * The host chooses for a GPU, too: the queries of a pass come to the host, and once the keys of each page that has
+ * become full; the tables go back. Ops.attend_lanes runs on the GPU. */
 #include "slot.h"
 #include "ops/host.h"
 
-/* Queries that select at a time. */
-enum { SELECT_ROWS = 16 };
+/* Queries that select at a time; rows whose keys a GPU sends to the host at a time. */
+enum { SELECT_ROWS = 16, FETCH_ROWS = 4096 };
 static int page_at(const Slot *s, int lane, int at) {
     return s->t.table[(size_t)lane * (size_t)s->t.maxpages + (size_t)(at % s->t.maxpages)];
 }
@@ -20,24 +23,34 @@ static PageAge page_age(const Slot *s, int page) {
     for (int r = 1; r < s->t.P; r++) age = (PageAge){imax(age.newest, pos[r]), imin(age.oldest, pos[r])};
     return age;
 }
-/* What the policy keeps of a full page. keys: scratch for those of a page. */
-static const real *page_summary(const Slot *s, int page, real *keys) {
+static real *summary_of(const Slot *s, int page) {
+    return s->summary + policy_summary(&s->policy, s->t.s.kdim) * (size_t)page;
+}
+/* Makes what the policy keeps of a full page, whose keys are `stored`. keys: scratch for them, decoded. */
+static void page_sum(const Slot *s, int page, const char *stored, real *keys) {
     const KvShape *k = &s->t.s;
-    const size_t D = (size_t)k->kdim, P = (size_t)s->t.P;
-    real *out = s->summary + policy_summary(&s->policy, k->kdim) * (size_t)page;
-    if (s->summed[page]) return out;
-    for (size_t r = 0; r < P; r++) {
-        const char *part = (const char *)s->t.data.p + slot_key(s, (size_t)page * P + r);
+    const size_t D = (size_t)k->kdim, each = key_bytes(k);
+    for (int r = 0; r < s->t.P; r++, stored += each) {
         if (k->codec)
-            k->codec->decode(k->codec, keys + r * D, part, k->kdim);
+            k->codec->decode(k->codec, keys + (size_t)r * D, stored, k->kdim);
         else
-            memcpy(keys + r * D, part, D * sizeof *keys);
+            memcpy(keys + (size_t)r * D, stored, each);
     }
-    s->policy.read->summary(keys, s->t.P, k->kdim, out);
+    s->policy.read->summary(keys, s->t.P, k->kdim, summary_of(s, page));
+}
+/* The summary of the page counts as made from now on. */
+static void page_note(const Slot *s, int page) {
     const PageAge age = page_age(s, page);
     s->newest[page] = age.newest, s->oldest[page] = age.oldest;
     s->summed[page] = true;
-    return out;
+}
+static const real *page_summary(const Slot *s, int page, real *keys) {
+    if (!s->summed[page]) {
+        CHECK(!s->dev, "page %d has no summary yet", page);
+        page_sum(s, page, (const char *)s->t.data.p + slot_key(s, (size_t)page * (size_t)s->t.P), keys);
+        page_note(s, page);
+    }
+    return summary_of(s, page);
 }
 static int pages_read(const PolicyCfg *p, int tokens) {
     const double rows = p->reads > 1 ? p->reads : p->reads * tokens;
@@ -94,13 +107,14 @@ static void reading_lane(const Slot *s, const PolicyCfg *p, Reading *x, int m, i
     *s->read += (size_t)(t->hi[to] - t->lo[to]) * row_bytes(&s->t.s);
 }
 static Reading reading_place(Run *r, const Slot *s) {
-    Reading x = {.t = s->t};
+    Reading x = {.t = s->mirror ? s->there : s->t};
     const size_t K = (size_t)s->t.s.lanes, rows = SELECT_ROWS, one = sizeof(int), pages = (size_t)s->t.maxpages;
-    int *mem = arena_take(r->host, (3 * rows * K + 6 * rows + 1) * one, "rows that select");
-    x.t.s0 = mem, x.t.lo = mem + rows * K, x.t.hi = mem + 2 * rows * K, mem += 3 * rows * K;
+    /* one piece, which a GPU gets at once */
+    x.t.s0 = arena_take(r->host, (3 + pages) * rows * K * one, "pages to read");
+    x.t.lo = x.t.s0 + rows * K, x.t.hi = x.t.lo + rows * K, x.t.table = x.t.hi + rows * K;
+    int *mem = arena_take(r->host, (6 * rows + 1) * one, "rows that select");
     x.seq = mem, x.of = mem + rows, x.pos = mem + 2 * rows, x.first = mem + 3 * rows, x.idx = mem + 4 * rows;
     x.off = mem + 5 * rows;
-    x.t.table = arena_take(r->host, rows * K * pages * one, "pages to read");
     x.page = arena_take(r->host, pages * sizeof *x.page, "pages to judge");
     x.order = arena_take(r->host, zmax(pages, (size_t)s->t.s.kdim) * sizeof *x.order, "order of pages or channels");
     x.summary = arena_take(r->host, pages * sizeof *x.summary, "summaries of pages");
@@ -115,30 +129,114 @@ static Reading reading_place(Run *r, const Slot *s) {
 static bool row_selects(const Slot *s, const Batch *b, int row) {
     return b->first[row] < 0 && b->pos[row] >= s->after[b->seq[b->of[row]]];
 }
-/* Rows m.. of the pass's output, n of them. */
-static void select_some(Run *r, const Slot *s, const Kv *pass, Tensor o, Tensor lse, Tensor q, AttnSpec spec,
-                        bool merge, Reading *x, int m, int n) {
+/* Fills x->page with the pages of lane h that are judged for row m of the pass's output. Returns how many: 0, it reads
+ * all. */
+static int row_judged(const Slot *s, Reading *x, const Run *r, int m, int h) {
+    const Batch *b = r->batch;
+    const int row = r->out.idx[m], lane = b->seq[b->of[row]] * s->t.s.lanes + h;
+    if (!row_selects(s, b, row)) return 0;
+    const int older = pages_older(s, lane, b->pos[row], x->page);
+    return pages_judged(&s->policy, older, pages_read(&s->policy, b->pos[row] + 1)) ? older : 0;
+}
+
+/* ---- on a GPU ----------------------------------------------------------------------------------------------------*/
+
+/* Pages whose keys come to the host together. */
+typedef struct {
+    int n, most, *page;
+    size_t *to, *from;
+    Tensor keys; /* on the GPU; */
+    char *here;  /* of the host */
+} Fetch;
+static Fetch fetch_place(Run *r, const Slot *s) {
+    const size_t bytes = (size_t)s->t.P * key_bytes(&s->t.s);
+    Fetch f = {.most = imax(1, imin(s->t.npages, FETCH_ROWS / s->t.P))};
+    const size_t most = (size_t)f.most;
+    f.page = arena_take(r->host, most * sizeof *f.page, "pages to sum up");
+    f.to = arena_take(r->host, most * sizeof *f.to, "places of keys");
+    f.from = arena_take(r->host, most * sizeof *f.from, "keys of pages");
+    f.here = arena_take(r->host, most * bytes, "keys of pages as they are stored");
+    f.keys = SCRATCH_OF(r, "keys of pages", s->t.data.dtype, f.most, (int)(bytes / dtype_size(s->t.data.dtype)));
+    return f;
+}
+static void fetch_keys(Run *r, const Slot *s, Fetch *f, real *keys) {
+    const RunMark mark = run_mark(r);
+    const int n = measuring(r) ? f->most : f->n, width = f->keys.n[1];
+    const size_t unit = dtype_size(f->keys.dtype), bytes = (size_t)width * unit;
+    for (int i = 0; i < f->n; i++) {
+        f->to[i] = (size_t)i * (size_t)width;
+        f->from[i] = slot_key(s, (size_t)f->page[i] * (size_t)s->t.P) / unit;
+    }
+    r->ops->move(r, f->keys, f->to, s->t.data, f->from, n, width);
+    if (!measuring(r)) device_read(r->dev, f->here, f->keys.p, (size_t)n * bytes);
+    for (int i = 0; i < f->n; i++) page_sum(s, f->page[i], f->here + (size_t)i * bytes, keys);
+    f->n = 0;
+    run_release(r, mark);
+}
+/* Makes the summaries that the rows of the pass ask for. */
+static void select_fetch(Run *r, const Slot *s, Reading *x) {
+    const RunMark mark = run_mark(r);
+    Fetch f = fetch_place(r, s);
+    for (int m = 0; m < r->out.n && !measuring(r); m++)
+        for (int h = 0; h < s->t.s.lanes; h++) {
+            const int lane = r->batch->seq[r->batch->of[r->out.idx[m]]] * s->t.s.lanes + h,
+                      n = row_judged(s, x, r, m, h);
+            for (int i = 0; i < n; i++) {
+                const int page = page_at(s, lane, x->page[i].at);
+                if (s->summed[page]) continue;
+                page_note(s, page); /* others may ask for it, too */
+                f.page[f.n++] = page;
+                if (f.n == f.most) fetch_keys(r, s, &f, x->keys);
+            }
+        }
+    if (f.n || measuring(r)) fetch_keys(r, s, &f, x->keys);
+    run_release(r, mark);
+}
+/* The tables of n rows where the ops read them: a GPU's copy is as wide as the longest. */
+static Lanes reading_there(Run *r, const Slot *s, const Reading *x, int n) {
+    Lanes t = x->t;
+    if (!s->dev) return t;
+    const size_t K = (size_t)t.s.lanes, rows = SELECT_ROWS * K, lanes = (size_t)n * K;
+    int wide = measuring(r) ? t.maxpages : 1;
+    for (size_t i = 0; i < lanes && !measuring(r); i++) wide = imax(wide, (t.hi[i] + t.P - 1) / t.P);
+    const size_t each = (size_t)wide * sizeof(int), bytes = 3 * rows * sizeof(int) + lanes * each;
+    for (size_t i = 1; i < lanes && !measuring(r); i++)
+        memmove(t.table + i * (size_t)wide, t.table + i * (size_t)t.maxpages, each);
+    int *there = arena_take(r->scratch, bytes, "pages to read");
+    if (!measuring(r)) device_write(r->dev, there, t.s0, bytes);
+    t.s0 = there, t.lo = there + rows, t.hi = there + 2 * rows, t.table = there + 3 * rows;
+    t.maxpages = wide;
+    return t;
+}
+
+/* ---- a pass ------------------------------------------------------------------------------------------------------*/
+
+/* Rows m.. of the pass's output, n of them. judges: the queries that select, of all rows, where the host reads them. */
+static void select_some(Run *r, const Slot *s, const Kv *pass, Tensor o, Tensor lse, Tensor q, Tensor judges,
+                        AttnSpec spec, bool merge, Reading *x, int m, int n) {
+    const RunMark mark = run_mark(r);
     const Batch *b = r->batch;
     const int H = spec.heads, K = s->t.s.lanes, Dk = s->t.s.kdim, Dv = s->t.s.vdim;
     const size_t at = (size_t)m * (size_t)H;
     Batch own = {.B = n, .N = n, .off = x->off, .seq = x->seq, .of = x->of, .pos = x->pos, .first = x->first};
     Run v = *r;
-    q = TENSOR(R(q) + at * (size_t)Dk, REAL, n, H, Dk);
-    const real *judges = s->policy.read->guesses ? R(r->guess) + at * (size_t)Dk : R(q);
     for (int i = 0; i < n && !measuring(r); i++) {
         const int row = r->out.idx[m + i], seq = b->seq[b->of[row]];
         const bool selects = row_selects(s, b, row);
         x->seq[i] = x->of[i] = x->idx[i] = x->off[i] = i, x->pos[i] = b->pos[row];
         x->first[i] = b->first[row] < 0 ? -1 : i;
         for (int h = 0; h < K; h++)
-            reading_lane(s, &s->policy, x, i, h, seq * K + h, judges + (size_t)(i * H + h * (H / K)) * (size_t)Dk,
-                         H / K, spec.scale, selects);
+            reading_lane(s, &s->policy, x, i, h, seq * K + h,
+                         R(judges) + (at + (size_t)(i * H + h * (H / K))) * (size_t)Dk, H / K, spec.scale, selects);
     }
     if (!measuring(r)) x->off[n] = n;
-    own.history = true, own.id = b->id;
+    const Lanes t = reading_there(r, s, x, n);
+    own.history = true;
     v.batch = &own, v.in = v.out = (RowList){n, x->idx};
-    r->ops->attend_lanes(&v, TENSOR(R(o) + at * (size_t)Dv, REAL, n, H, Dv), TENSOR(R(lse) + at, REAL, n, H), q, &x->t,
-                         pass, spec, merge);
+    run_give(&v, 1, &(Given){x->idx, (size_t)n * sizeof *x->idx});
+    r->ops->attend_lanes(&v, TENSOR(R(o) + at * (size_t)Dv, REAL, n, H, Dv), TENSOR(R(lse) + at, REAL, n, H),
+                         TENSOR(R(q) + at * (size_t)Dk, REAL, n, H, Dk), &t, pass, spec, merge);
+    run_release(r, mark);
 }
 bool kv_selects(const Cache *c, const Batch *b) {
     for (int i = 0; c->after && i < b->N; i++)
@@ -147,14 +245,9 @@ bool kv_selects(const Cache *c, const Batch *b) {
 }
 /* Whether a row of the pass leaves a page out. */
 static bool select_any(const Slot *s, Reading *x, const Run *r) {
-    const Batch *b = r->batch;
-    for (int m = 0; m < r->out.n; m++) {
-        const int row = r->out.idx[m], seq = b->seq[b->of[row]];
-        for (int h = 0; h < s->t.s.lanes && row_selects(s, b, row); h++)
-            if (pages_judged(&s->policy, pages_older(s, seq * s->t.s.lanes + h, b->pos[row], x->page),
-                             pages_read(&s->policy, b->pos[row] + 1)))
-                return true;
-    }
+    for (int m = 0; m < r->out.n; m++)
+        for (int h = 0; h < s->t.s.lanes; h++)
+            if (row_judged(s, x, r, m, h)) return true;
     return false;
 }
 
@@ -163,8 +256,10 @@ bool select_attend(Run *r, const Slot *s, const Kv *pass, Tensor o, Tensor lse, 
     if (!s->policy.read || spec.window || (s->policy.read->guesses && !present(r->guess))) return false;
     Reading x = reading_place(r, s);
     const bool some = measuring(r) || select_any(s, &x, r);
+    if (some && s->dev) select_fetch(r, s, &x);
+    const Tensor judges = some ? host_view(r, s->policy.read->guesses ? r->guess : q, true) : ABSENT;
     for (int m = 0; some && m < (measuring(r) ? 1 : r->out.n); m += SELECT_ROWS)
-        select_some(r, s, pass, o, lse, q, spec, merge, &x, m, imin(SELECT_ROWS, r->out.n - m));
+        select_some(r, s, pass, o, lse, q, judges, spec, merge, &x, m, imin(SELECT_ROWS, r->out.n - m));
     run_release(r, mark);
     return some && !measuring(r);
 }

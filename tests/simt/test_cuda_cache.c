@@ -133,30 +133,7 @@ Test(cuda_cache, policies_that_ask_choose_as_on_the_cpu, .timeout = 300) {
                  true);
     }
 }
-/* What a step reads is selected on the CPU alone. */
-Test(cuda_cache, a_selection_is_refused) {
-    const KvShape s = {.lanes = 1, .kdim = 4, .vdim = 4, .heads = 1};
-    Device *cuda;
-    Err open = {0};
-    int refused = 0;
-    cr_assert(device_open(&cuda, "cuda", 1, &open), "%s", open.msg);
-    for (int i = 0; policy_at(i); i++) {
-        char spec[60], line[100];
-        PolicyCfg p;
-        Cache c;
-        Err e = {0};
-        if (policy_at(i)->role != POLICY_READS) continue;
-        snprintf(spec, sizeof spec, "knorm+%s", policy_at(i)->name);
-        snprintf(line, sizeof line, "--policy %s: it selects on the CPU alone", policy_at(i)->name);
-        cr_assert(policy_parse(spec, &p, &e), "%s", e.msg);
-        cr_assert(!kv_open_policy(&c, cuda, &p, &s, 1, 1, 8, 8, 0, true, false, &e) && e.status == EXIT_INPUT);
-        cr_assert(strstr(e.msg, line), "%s", e.msg);
-        refused++;
-    }
-    cr_assert(refused == 5); /* quest, hybrid, shadowkv, infinigen, tailorkv */
-    device_close(cuda);
-}
-/* So is a limit of memory, whose rows would be the host's to read. */
+/* A limit of memory is refused: its rows would be the host's to read. */
 Test(cuda_cache, a_limit_of_memory_is_refused) {
     const KvShape s = {.lanes = 1, .kdim = 4, .vdim = 4};
     const KvTier tier = {.memory = 1 << 20, .dir = check_dir()};
