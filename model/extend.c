@@ -8,8 +8,8 @@ bool model_cache_open(const Model *m, Cache *c, int nseq, int max_tokens, int ma
     KvShape *slots = xcalloc((size_t)m->L, sizeof *slots);
     for (int l = 0; l < m->L; l++)
         if (m->layer[l].owner) slots[l] = m->layer[l].rows;
-    bool ok = kv_open_tier(c, m->dev, m->opts.policy, m->opts.tier, slots, m->L, nseq, max_tokens, max_rows, page_rows,
-                           m->opts.poison, dry, e);
+    bool ok = kv_open_ranks(c, m->dev, m->opts.policy, m->opts.tier, m->opts.ranks, slots, m->L, nseq, max_tokens,
+                            max_rows, page_rows, m->opts.poison, dry, e);
     free(slots);
     int *order = xcalloc((size_t)m->L, sizeof *order), n = 0;
     for (int l = 0; l < m->L; l++)
@@ -309,6 +309,7 @@ static bool extend_begin(const Model *m, Workspace *ws, Cache *c, const Batch *b
                              "token %d: position %d is beyond the %d positions that the model has; shorten the context",
                              i, b->pos[i], m->cfg.max_positions);
     if (!kv_begin(c, b, e)) return false;
+    kv_feed(c, b, tok);
     *r = workspace_run(ws);
     r->batch = b;
     r->mode = mode;

@@ -15,7 +15,11 @@ void kv_attend(Run *r, const Slot *s, const Kv *pass, Tensor o, Tensor lse, Tens
     CHECK(!s->mirror || measuring(r) || !dirty_copy_behind(s->mirror), "tables that the device has not seen");
     if (s->tier && r->out.n && !measuring(r)) tier_stage(s);
     if (select_attend(r, s, pass, o, lse, q, spec, merge)) return;
-    r->ops->attend_lanes(r, o, lse, q, kv_lanes_there(s), pass, spec, merge);
+    CHECK(!s->ranks || !merge, "a partial of this rank alone");
+    if (s->ranks)
+        ranks_attend(r, s, pass, o, lse, q, spec);
+    else
+        r->ops->attend_lanes(r, o, lse, q, kv_lanes_there(s), pass, spec, merge);
     attend_counts(r, s);
 }
 void kv_probe(Run *r, Tensor q, Tensor lse, AttnSpec spec) {
