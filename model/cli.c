@@ -75,14 +75,15 @@ static const struct argp_option tier_options[TIER_OPTIONS] = {
      0},
 };
 
-static const struct argp_option ranks_option = {"cache-ranks",
-                                                KEY_RANKS,
-                                                "NAME",
-                                                0,
-                                                "rows: the ranks that `kvsmith launch -n N` starts divide the rows of "
-                                                "the cache; all compute every token, and rank 0 "
-                                                "prints (default: this process is alone)",
-                                                0};
+static const struct argp_option ranks_option = {
+    "cache-ranks",
+    KEY_RANKS,
+    "NAME",
+    0,
+    "The ranks that `kvsmith launch -n N` starts divide the rows of the cache, and rank 0 prints. rows: all compute "
+    "every "
+    "token; prompt: each computes a part of a prompt, too (default: this process is alone)",
+    0};
 
 static const struct argp_option tuning_option = {
     "tuning", KEY_TUNING, "FILE", 0, "The fastest algorithms of a GPU's matrix products, as `bench tune` wrote them",
@@ -162,8 +163,9 @@ static bool cli_tier_whole(const Cli *cli, const char *cmd, Err *e) {
            err_input(e, "%s: --cache-memory needs a folder for rows that do not fit: give --cache-disk DIR, too", cmd);
 }
 static bool cli_ranks(Cli *cli, const char *arg, Err *e) {
-    cli->divides = !strcmp(arg, "rows");
-    return cli->divides || err_input(e, "--cache-ranks: expected rows, got '%.*s'", WORD_MAX, arg);
+    cli->ranks.prompts = !strcmp(arg, "prompt");
+    cli->divides = cli->ranks.prompts || !strcmp(arg, "rows");
+    return cli->divides || err_input(e, "--cache-ranks: expected rows or prompt, got '%.*s'", WORD_MAX, arg);
 }
 static bool take_common(Cli *cli, int key, const char *arg, Err *e) {
     int64_t v;

@@ -24,7 +24,7 @@ typedef struct {
     char policies[512];  /* the user named it: NAME:KEY=VALUE,...+NAME... */
     KvTier tier;         /* a limit of the cache's memory; memory 0: none */
     bool divides;        /* --cache-ranks was given: this process shall be one of several ranks, and once it is, */
-    KvRanks ranks;       /* with whom it divides the cache's rows; world 0: it is alone */
+    KvRanks ranks;       /* with whom it divides the cache's rows, and how; world 0: it is alone */
     const char *tuning;  /* file of measured algorithms for a GPU's products; NULL: none */
     const char *adapter; /* directory of an adapter of the model, see peft.h; NULL: none */
     bool json, quiet;

@@ -46,7 +46,7 @@ bool kv_begin(Cache *c, const Batch *b, Err *e) {
 }
 
 void kv_feed(Cache *c, const Batch *b, const int *tok) {
-    if (c->ranks) ranks_feed(c->ranks, b, tok);
+    if (c->ranks) row_ranks_feed(c->ranks, b, tok);
 }
 
 /* Whether row j of the pass, of which those before `end` are accepted, evicts its predecessor. */
@@ -176,8 +176,8 @@ static void cache_append(const Run *r, Slot *s, const Kv *pass, const int *accep
             for (int j = from; j < end; j++) {
                 size_t row = (size_t)j * (size_t)K + (size_t)h;
                 bool evicted = row_evicts(pass, h, j + 1, end);
-                if (evicted && b->pos[end - 1] + 1 - b->pos[j] > delay) continue; /* no later query sees it */
-                if (s->ranks && !ranks_hold(&s->ranks->of, b->pos[j])) continue;  /* another rank has it */
+                if (evicted && b->pos[end - 1] + 1 - b->pos[j] > delay) continue;    /* no later query sees it */
+                if (s->ranks && !row_ranks_hold(&s->ranks->of, b->pos[j])) continue; /* another rank has it */
                 size_t at = stored_put(d, s, lane, w++, row, b->pos[j]);
                 if (s->t.s.evicts) slot_store_evicts(s, lane, w - 1, at, evicted);
             }
@@ -236,7 +236,9 @@ static bool slot_cuts(const Slot *s) {
     return !k->lanes || !(k->carry_rows || k->evicts || s->chosen);
 }
 /* Rows of a lane after the first `tokens` tokens of a document, none of which has left. */
-static int slot_first_rows(const Slot *s, int tokens) { return s->ranks ? ranks_held(&s->ranks->of, tokens) : tokens; }
+static int slot_first_rows(const Slot *s, int tokens) {
+    return s->ranks ? row_ranks_held(&s->ranks->of, tokens) : tokens;
+}
 static bool slot_rewinds(const Slot *s, int seq, int to, bool marked) {
     const KvShape *k = &s->t.s;
     if ((k->state && !marked) || !slot_cuts(s)) return false;
@@ -381,8 +383,8 @@ bool kv_open_tier(Cache *c, Device *dev, const PolicyCfg *policy, const KvTier *
 }
 static bool slot_divides(const KvShape *k) { return k->lanes && !k->window; }
 /* Whether the rows of such a cache can be divided among ranks. */
-static bool cache_divides(Device *dev, const PolicyCfg *policy, const KvTier *tier, const KvShape *slots, int nslots,
-                          Err *e) {
+static bool cache_divides(Device *dev, const PolicyCfg *policy, const KvTier *tier, const KvRanks *ranks,
+                          const KvShape *slots, int nslots, Err *e) {
     int n = 0;
     if (dev) return err_input(e, "--cache-ranks: ranks exchange rows in the memory of the CPU; take --device cpu");
     if (policy_any(policy))
@@ -392,7 +394,7 @@ static bool cache_divides(Device *dev, const PolicyCfg *policy, const KvTier *ti
     if (tier && tier->memory)
         return err_input(e, "--cache-ranks: each rank has its rows in memory; leave out it or --cache-memory");
     for (int i = 0; i < nslots; i++) {
-        if (slots[i].evicts)
+        if (slots[i].evicts || slots[i].carry_rows)
             return err_input(e, "--cache-ranks: this model's layers merge or evict rows (dmc, dms), which no rank has "
                                 "all of; leave it out");
         if (rows_together(&slots[i]))
@@ -400,6 +402,10 @@ static bool cache_divides(Device *dev, const PolicyCfg *policy, const KvTier *ti
                              "--cache-ranks: --cache-dtype %s stores rows of neighbours in blocks, but ranks have "
                              "every other row; take another codec",
                              slots[i].codec->name);
+        if (ranks->prompts && slots[i].state)
+            return err_input(
+                e, "--cache-ranks prompt: layers of this model have a state (kda, mamba2, ...), which needs a "
+                   "prompt's tokens one after the other; take --cache-ranks rows");
         n += slot_divides(&slots[i]);
     }
     return n || err_input(e, "--cache-ranks: no layer of this model keeps all rows, so there is nothing to divide; "
@@ -410,16 +416,13 @@ bool kv_open_ranks(Cache *c, Device *dev, const PolicyCfg *policy, const KvTier 
                    bool dry, Err *e) {
     if (!device_apart(dev)) dev = NULL;
     if (ranks && ranks->world == 1) ranks = NULL;
-    if (ranks && !cache_divides(dev, policy, tier, slots, nslots, e)) return false;
+    if (ranks && !cache_divides(dev, policy, tier, ranks, slots, nslots, e)) return false;
     const int more = policy_replay_tokens(policy, max_tokens), spare = more ? nseq++ : -1;
     max_tokens += more;
     *c = (Cache){
         .nslots = nslots, .nseq = nseq, .spare = spare, .slot = xcalloc((size_t)nslots, sizeof *c->slot), .dev = dev};
     if (policy) c->policy = *policy;
-    if (ranks) {
-        c->ranks = xcalloc(1, sizeof *c->ranks);
-        c->ranks->of = *ranks;
-    }
+    if (ranks) c->ranks = row_ranks_open(ranks, max_rows);
     if (policy_acts(policy)) c->observed = xcalloc((size_t)nseq, sizeof(int));
     if (c->policy.read) {
         c->after = xcalloc((size_t)nseq, sizeof(int));
@@ -507,7 +510,7 @@ void kv_close(Cache *c) {
     free(c->scores);
     free(c->observed);
     free(c->after);
-    free(c->ranks);
+    row_ranks_close(c->ranks);
     free(c->slot);
     *c = (Cache){0};
 }
@@ -520,7 +523,7 @@ size_t kv_read(const Cache *c) {
     return n;
 }
 bool kv_sound(const Cache *c, Err *e) {
-    return (!c->tier || tier_sound(c->tier, e)) && (!c->ranks || ranks_sound(c->ranks, e));
+    return (!c->tier || tier_sound(c->tier, e)) && (!c->ranks || row_ranks_sound(c->ranks, e));
 }
 KvDisk kv_disk(const Cache *c) {
     KvDisk d = c->tier ? tier_report(c->tier) : (KvDisk){0};

@@ -10,7 +10,7 @@
 #pragma once
 #include "layers/kv.h"
 #include "policy.h"
-#include "ranks.h"
+#include "row_ranks.h"
 #include "ops/dirty_copy.h"
 
 /* A limit of a cache's memory, and where rows go that do not fit (tier.h). */

@@ -6,7 +6,7 @@
 #include "train/comm/cache_ranks.h"
 #include "train/comm/comm_threads.h"
 
-enum { T = 64, PAGE = 5, CHUNK = 7, SEQS = 3, MOST = 4, STORY = 160 };
+enum { T = 64, PAGE = 5, CHUNK = 7, LONG = 36, SEQS = 3, MOST = 4, STORY = 290 };
 static const double NEAR = REAL == F64 ? 1e-12 : 1e-5;
 
 /* A model for inference with a session over it, of one rank (comm NULL) or several. */
@@ -27,9 +27,9 @@ static void rank_model(Rank *x, const Animal *a, ModelOpts opts) {
     cr_assert(model_open(&x->m, x->dev, &x->cfg, opts, &e), "%s: %s", a->name, e.msg);
     model_init(&x->m, 7);
 }
-static bool rank_open(Rank *x, const Animal *a, const RowCodec *codec, Comm *c, SessionOpts o, Err *e) {
+static bool rank_open(Rank *x, const Animal *a, const RowCodec *codec, Comm *c, bool prompts, SessionOpts o, Err *e) {
     rank_model(x, a, (ModelOpts){.codec = codec});
-    if (c) x->ranks = cache_ranks(c), x->m.opts.ranks = &x->ranks;
+    if (c) x->ranks = cache_ranks(c, prompts), x->m.opts.ranks = &x->ranks;
     if (session_open(&x->s, &x->m, o, e)) return true;
     zoo_close(&x->cfg, &x->m, NULL, x->dev);
     return false;
@@ -38,9 +38,9 @@ static void rank_close(Rank *x) {
     session_close(&x->s);
     zoo_close(&x->cfg, &x->m, NULL, x->dev);
 }
-static SessionOpts plain_opts(int document) {
+static SessionOpts plain_opts(int document, int chunk) {
     return (SessionOpts){
-        .nseq = SEQS, .max_tokens = T, .chunk = CHUNK, .page_rows = PAGE, .document = document, .want_all = true};
+        .nseq = SEQS, .max_tokens = T, .chunk = chunk, .page_rows = PAGE, .document = document, .want_all = true};
 }
 
 /* ---- logits ------------------------------------------------------------------------------------------------------*/
@@ -68,8 +68,8 @@ static void back(Story *t, int seq, int to) {
 }
 static int story(Session *s, real *out, Err *e) {
     Story t = {s, out, 0, true, e};
-    int tok[200];
-    for (int i = 0; i < 200; i++) tok[i] = (int)(rng_uniform(11, (uint64_t)i) * s->model->cfg.vocab);
+    int tok[320];
+    for (int i = 0; i < 320; i++) tok[i] = (int)(rng_uniform(11, (uint64_t)i) * s->model->cfg.vocab);
     FEED(&t, 1, {0, 17, tok});
     FEED(&t, 2, {1, 1, tok + 20}, {2, 2, tok + 22});
     for (int i = 0; i < 6; i++) FEED(&t, 3, {0, 1, tok + 30 + i}, {1, 1, tok + 40 + i}, {2, 1, tok + 50 + i});
@@ -84,6 +84,9 @@ static int story(Session *s, real *out, Err *e) {
     FEED(&t, 3, {2, 2, tok + 100}, {0, 4, tok + 104}, {1, 1, tok + 110});
     for (int i = 0; i < 5; i++) FEED(&t, 3, {0, 1, tok + 120 + i}, {1, 1, tok + 130 + i}, {2, 1, tok + 140 + i});
     FEED(&t, 1, {1, 19, tok + 150});
+    FEED(&t, 3, {2, 35, tok + 170}, {0, 30, tok + 210}, {1, 20, tok + 240}); /* passes that `prompts` divides */
+    session_reset(s, 0);
+    FEED(&t, 1, {0, 40, tok + 260});
     cr_assert(t.n <= STORY, "%d rows", t.n);
     return t.ok ? t.n : -1;
 }
@@ -92,6 +95,7 @@ typedef struct {
     const Animal *animal;
     const RowCodec *codec;
     int document;
+    bool prompts;
     int rows[MOST];
     size_t sent[MOST];
     real *out[MOST];
@@ -99,23 +103,24 @@ typedef struct {
 static bool tell(Comm *c, void *ctx, Err *e) {
     Told *t = ctx;
     Rank x;
-    if (!rank_open(&x, t->animal, t->codec, c, plain_opts(t->document), e)) return false;
+    if (!rank_open(&x, t->animal, t->codec, c, t->prompts, plain_opts(t->document, t->prompts ? LONG : CHUNK), e))
+        return false;
     t->rows[c->rank] = story(&x.s, t->out[c->rank], e);
     rank_close(&x);
     t->sent[c->rank] = c->sent;
     return t->rows[c->rank] >= 0;
 }
 /* Compares W ranks with one. Returns the worst difference, in parts of the largest logit. */
-static double same_story(const Animal *a, const RowCodec *codec, int document, int W, double near) {
+static double same_story(const Animal *a, const RowCodec *codec, int document, int W, bool prompts) {
     Rank one;
     Err e[MOST] = {{0}};
-    Told t = {.animal = a, .codec = codec, .document = document};
-    cr_assert(rank_open(&one, a, codec, NULL, plain_opts(document), e), "%s: %s", a->name, e->msg);
+    Told t = {.animal = a, .codec = codec, .document = document, .prompts = prompts};
+    cr_assert(rank_open(&one, a, codec, NULL, false, plain_opts(document, CHUNK), e), "%s: %s", a->name, e->msg);
     const size_t V = (size_t)one.cfg.vocab, most = STORY * V;
     real *want = xcalloc(most, sizeof *want);
     for (int r = 0; r < W; r++) t.out[r] = xcalloc(most, sizeof(real));
     const int n = story(&one.s, want, e);
-    cr_assert(n > 100, "%s: %d rows, %s", a->name, n, e->msg);
+    cr_assert(n > 200, "%s: %d rows, %s", a->name, n, e->msg);
     const bool ok = comm_threads_run(W, 60, NULL, 0, tell, &t, e);
     for (int r = 0; r < W && !ok; r++) cr_assert(!e[r].status, "%s, %d ranks, rank %d: %s", a->name, W, r, e[r].msg);
     double worst = 0, top = 0;
@@ -125,7 +130,7 @@ static double same_story(const Animal *a, const RowCodec *codec, int document, i
         top = fmax(top, fabs((double)want[i]));
         if (!(d <= worst)) worst = d, at = i;
     }
-    cr_assert(worst <= near * top, "%s, %d ranks: row %zu, token %zu: %g, one rank has %g (largest %g)", a->name, W,
+    cr_assert(worst <= NEAR * top, "%s, %d ranks: row %zu, token %zu: %g, one rank has %g (largest %g)", a->name, W,
               at / V, at % V, (double)t.out[0][at], (double)want[at], top);
     for (int r = 1; r < W; r++) {
         char what[120];
@@ -141,15 +146,16 @@ static double same_story(const Animal *a, const RowCodec *codec, int document, i
 }
 
 /* Whether rows of this model are divided, by its settings: some layer keeps all of its own. */
-static bool divides(const Animal *a, bool *evicts) {
+static bool divides(const Animal *a, bool *evicts, bool *state) {
     Rank x;
     bool any = false;
     rank_model(&x, a, (ModelOpts){0});
-    *evicts = false;
+    *evicts = *state = false;
     for (int l = 0; l < x.m.L; l++) {
         const Layer *y = &x.m.layer[l];
         if (!y->owner) continue;
         *evicts |= y->rows.evicts;
+        *state |= y->rows.state > 0;
         any |= y->rows.lanes && !y->rows.window;
     }
     zoo_close(&x.cfg, &x.m, NULL, x.dev);
@@ -158,44 +164,53 @@ static bool divides(const Animal *a, bool *evicts) {
 static bool opens(Comm *c, void *ctx, Err *e) {
     const Told *t = ctx;
     Rank x;
-    if (!rank_open(&x, t->animal, t->codec, c, plain_opts(-1), e)) return false;
+    if (!rank_open(&x, t->animal, t->codec, c, t->prompts, plain_opts(-1, CHUNK), e)) return false;
     rank_close(&x);
     return true;
 }
-Test(cache_ranks, every_model_that_keeps_rows, .timeout = 300) {
+/* EXIT_INPUT on both ranks. */
+static void refuses(const Animal *a, bool prompts, const char *part) {
+    Told t = {.animal = a, .prompts = prompts};
+    Err e[2] = {{0}};
+    cr_assert(!comm_threads_run(2, 20, NULL, 0, opens, &t, e), "%s was divided", a->name);
+    for (int r = 0; r < 2; r++)
+        cr_assert(e[r].status == EXIT_INPUT && strstr(e[r].msg, part), "%s: %s", a->name, e[r].msg);
+}
+static void every_model(bool prompts) {
     int told = 0, refused = 0;
     double worst = 0;
     const char *who = "";
     for (int i = 0; i < zoo_count(); i++) {
-        bool evicts;
-        const bool any = divides(&zoo[i], &evicts);
-        if (any && !evicts) {
-            const double d = same_story(&zoo[i], NULL, -1, 2 + i % 3, NEAR);
-            if (!(d <= worst)) worst = d, who = zoo[i].name;
-            told++;
+        bool evicts, state;
+        const bool any = divides(&zoo[i], &evicts, &state);
+        if (!any || evicts || (state && prompts)) {
+            refuses(&zoo[i], prompts,
+                    evicts             ? "merge or evict rows (dmc, dms)"
+                    : state && prompts ? "have a state (kda, mamba2, ...)"
+                                       : "no layer of this model keeps all rows");
+            refused++;
             continue;
         }
-        Told t = {.animal = &zoo[i]};
-        Err e[2] = {{0}};
-        cr_assert(!comm_threads_run(2, 20, NULL, 0, opens, &t, e), "%s was divided", zoo[i].name);
-        const char *part = evicts ? "merge or evict rows (dmc, dms)" : "no layer of this model keeps all rows";
-        for (int r = 0; r < 2; r++)
-            cr_assert(e[r].status == EXIT_INPUT && strstr(e[r].msg, part), "%s: %s", zoo[i].name, e[r].msg);
-        refused++;
+        const double d = same_story(&zoo[i], NULL, -1, 2 + i % 3, prompts);
+        if (!(d <= worst)) worst = d, who = zoo[i].name;
+        told++;
     }
     cr_assert(told > 40 && refused > 20, "%d told, %d refused", told, refused);
     cr_log_info("%d models, worst %g (%s); %d refused", told, worst, who, refused);
 }
-static const char *const plain[] = {
-    "mha", "gqa", "mqa", "mla", "publisher and readers (YOCO)", "kda and nope attention"};
+Test(cache_ranks, every_model_that_keeps_rows, .timeout = 300) { every_model(false); }
+Test(cache_ranks, prompts_of_every_model, .timeout = 300) { every_model(true); }
+static const char *const plain[] = {"mha", "gqa", "mqa", "mla", "publisher and readers (YOCO)"};
 Test(cache_ranks, two_three_and_four, .timeout = 120) {
     for (size_t i = 0; i < sizeof plain / sizeof *plain; i++)
-        for (int W = 2; W <= 4; W++) same_story(&zoo[zoo_find(plain[i])], NULL, -1, W, NEAR);
+        for (int W = 2; W <= 4; W++)
+            for (int prompts = 0; prompts < 2; prompts++) same_story(&zoo[zoo_find(plain[i])], NULL, -1, W, prompts);
 }
 /* A text of several documents: what a rank has is a matter of positions in them. */
 Test(cache_ranks, documents, .timeout = 120) {
     for (size_t i = 0; i < sizeof plain / sizeof *plain; i++)
-        same_story(&zoo[zoo_find(plain[i])], NULL, 3, 2 + (int)i % 3, NEAR);
+        for (int prompts = 0; prompts < 2; prompts++)
+            same_story(&zoo[zoo_find(plain[i])], NULL, 3, 2 + (int)i % 3, prompts);
 }
 
 /* One layer, so that what is stored has the same bits on one rank: of a second one roundings could differ. */
@@ -212,7 +227,7 @@ Test(cache_ranks, codecs, .timeout = 120) {
             RowCodec codec;
             Err e = {0};
             cr_assert(codec_parse(names[k], &codec, &e), "%s", e.msg);
-            same_story(&lone[a], &codec, -1, 3, NEAR);
+            same_story(&lone[a], &codec, -1, 3, k % 2);
         }
 }
 
@@ -227,15 +242,16 @@ static const Animal four = {
     "\"mixer\":\"gqa\",\"heads\":4,\"kv_heads\":2,\"head_dim\":6,\"window\":9},\"r\":{\"mixer\":\"gqa\",\"heads\":6,"
     "\"kv_heads\":2,\"head_dim\":6,\"window\":4}},\"pattern\":[\"a\",\"a\",\"w\",\"r\"],\"kv_from\":{\"3\":1}}"};
 typedef struct {
+    bool prompts;
     size_t sent[MOST][3], bytes[MOST][2], memory[MOST];
     int rows[MOST][T], window[MOST][T];
 } Counted;
 static bool count(Comm *c, void *ctx, Err *e) {
     Counted *n = ctx;
     Rank x;
-    SessionOpts o = plain_opts(-1);
+    SessionOpts o = plain_opts(-1, CHUNK);
     o.max_tokens = 8192;
-    if (!rank_open(&x, &four, NULL, c, o, e)) return false;
+    if (!rank_open(&x, &four, NULL, c, n->prompts, o, e)) return false;
     const int r = c->rank;
     int tok[T];
     real logits[11];
@@ -254,14 +270,15 @@ static bool count(Comm *c, void *ctx, Err *e) {
     rank_close(&x);
     return ok;
 }
-/* Bytes of the gathers of a pass with a history: `all` rows in the layers up to the last that stores, `last` of them in
- * the others. */
+/* Bytes that a rank sends to gather parts of n reals, with the 8 of what it was fed. */
+static size_t gather(int W, int n) { return (size_t)(W - 1) * ((size_t)n * sizeof(real) + 8); }
+/* Of a pass with a history: `all` rows in the layers up to the last that stores, `last` of them in the others. */
 static size_t gathered(int W, int all, int last) {
     const int heads[] = {4, 4, 6}; /* of the layers that read divided rows; the window's rows are whole */
     size_t n = 0;
     for (int i = 0; i < 3; i++) {
         const int M = i < 2 ? all : last;
-        if (M) n += (size_t)(W - 1) * (size_t)(M * heads[i] + 1) * (6 + 1) * sizeof(real);
+        if (M) n += gather(W, M * heads[i] * (6 + 1));
     }
     return n;
 }
@@ -302,6 +319,100 @@ Test(cache_ranks, rows_and_bytes) {
     }
 }
 
+/* The borders by the rule, of rows that see so many of the pass: `at` (W+1). Returns the rows of the largest part. */
+static int borders(int W, int N, const int *sees, int *at) {
+    double all[2 * LONG] = {0};
+    int most = 0;
+    for (int i = 0; i < N; i++) { /* 3 layers: matrices of 12 rows, attention of 4 heads of 6; one has a window of 9 */
+        const double matrices = 2 * (12 * 24 + 2 * 12 * 12 + 24 * 12 + 3 * 12 * 10),
+                     attention = 4 * 4 * 6 * (2 * sees[i] + imin(sees[i], 9));
+        all[i + 1] = all[i] + 3 * matrices + attention;
+    }
+    for (int w = 0; w <= W; w++) {
+        at[w] = 0;
+        while (all[at[w]] < all[N] / W * w * (1 - 1e-12)) at[w]++;
+        if (w) most = imax(most, at[w] - at[w - 1]);
+    }
+    return most;
+}
+typedef struct {
+    size_t sent[MOST][3];
+    int rows[MOST], at[MOST][MOST + 1];
+} Divided;
+static bool count_prompts(Comm *c, void *ctx, Err *e) {
+    Divided *n = ctx;
+    Rank x;
+    int tok[2 * T];
+    real logits[2 * 11];
+    for (int i = 0; i < 2 * T; i++) tok[i] = i % 11;
+    SessionOpts o = plain_opts(-1, LONG);
+    o.max_tokens = 2 * T;
+    if (!rank_open(&x, &four, NULL, c, true, o, e)) return false;
+    bool ok = session_extend(&x.s, 1, &(Feed){1, LONG, tok}, WANT_LAST, ABSENT, e);
+    n->sent[c->rank][0] = c->sent;
+    memcpy(n->at[c->rank], x.s.cache.ranks->at, (size_t)(c->world + 1) * sizeof(int));
+    ok = ok && session_extend(&x.s, 1, &(Feed){1, 14, tok}, WANT_LAST, TENSOR(logits, REAL, 1, 11), e);
+    n->sent[c->rank][1] = c->sent;
+    ok = ok &&
+         session_extend(&x.s, 2, (Feed[]){{0, 2, tok}, {1, LONG - 2, tok}}, WANT_LAST, TENSOR(logits, REAL, 2, 11), e);
+    n->sent[c->rank][2] = c->sent;
+    n->rows[c->rank] = kv_rows(kv_slot(&x.s.cache, 1), 1, 1);
+    rank_close(&x);
+    return ok;
+}
+/* A prompt's pass of 36 rows, without a history, then one that is too short to be divided, then one of two sequences
+ * with a history and the logits of the rows 1 and 35. */
+Test(cache_ranks, bytes_of_a_prompt) {
+    for (int W = 2; W <= MOST; W++) {
+        Divided n = {0};
+        Err e[MOST] = {{0}};
+        int sees[LONG], at[MOST + 1], most;
+        cr_assert(comm_threads_run(W, 60, NULL, 0, count_prompts, &n, e), "%s", e[0].msg);
+        for (int i = 0; i < LONG; i++) sees[i] = i + 1;
+        most = borders(W, LONG, sees, at);
+        cr_assert(most > LONG / W && at[1] == most && at[W] == LONG, "%d ranks: the first part has %d rows", W, at[1]);
+        for (int r = 0; r < W; r++) CHECK_BYTES("borders", n.at[r], at, (size_t)(W + 1) * sizeof(int));
+        const size_t first = 3 * 2 * gather(W, most * 2 * 6), second = first + (W > 1 ? gathered(W, 14, 1) : 0);
+        for (int i = 0; i < LONG; i++) sees[i] = i < 2 ? i + 1 : i - 1;
+        most = borders(W, LONG, sees, at);
+        const size_t third = second + 3 * 2 * gather(W, most * 2 * 6) + 2 * gather(W, most * 4 * 6) +
+                             2 * gather(W, LONG * 4 * 7) + gather(W, 6 * 6) + gather(W, 2 * 6 * 7) + gather(W, 12);
+        for (int r = 0; r < W; r++) {
+            int held = 0;
+            for (int p = 0; p < LONG + 14 + LONG - 2; p++) held += p % W == r;
+            cr_assert(n.sent[r][0] == first && n.sent[r][1] == second && n.sent[r][2] == third,
+                      "%d ranks: %zu, %zu and %zu bytes; expected %zu, %zu and %zu", W, n.sent[r][0], n.sent[r][1],
+                      n.sent[r][2], first, second, third);
+            cr_assert(n.rows[r] == held, "rank %d of %d: %d rows, expected %d", r, W, n.rows[r], held);
+        }
+    }
+}
+/* No part costs more than its share by more than its last row; every rank has a row. */
+Test(cache_ranks, parts_cost_alike) {
+    enum { N = 500 };
+    for (int W = 2; W <= 40; W++)
+        for (int steep = 0; steep < 4; steep++) {
+            RowRanks *k = row_ranks_open(&(KvRanks){.world = W, .prompts = true}, N);
+            double most = 0;
+            for (int i = 0; i < N; i++) {
+                const double c = steep == 3 ? (i == 7 ? 1e9 : 1) : 1 + steep * steep * i;
+                k->cost[i + 1] = k->cost[i] + c;
+                most = fmax(most, c);
+            }
+            row_ranks_divide(k, N);
+            cr_assert(k->at[0] == 0 && k->at[W] == N);
+            for (int w = 0; w < W; w++) {
+                const double part = k->cost[k->at[w + 1]] - k->cost[k->at[w]];
+                cr_assert(k->at[w + 1] > k->at[w] && part <= k->cost[N] / W + most,
+                          "part %d of %d: rows %d to %d cost %g", w, W, k->at[w], k->at[w + 1] - 1, part);
+                if (steep == 1 || steep == 2)
+                    cr_assert(!w || k->at[w + 1] - k->at[w] <= k->at[w] - k->at[w - 1] + 1, "part %d of %d is longer",
+                              w, W);
+            }
+            row_ranks_close(k);
+        }
+}
+
 /* ---- failures ----------------------------------------------------------------------------------------------------*/
 
 typedef struct {
@@ -314,7 +425,7 @@ static bool fails(Comm *c, void *ctx, Err *e) {
     Rank x;
     int tok[T];
     for (int i = 0; i < T; i++) tok[i] = i % 11;
-    if (!rank_open(&x, &zoo[zoo_find("gqa")], NULL, c, plain_opts(-1), e)) return false;
+    if (!rank_open(&x, &zoo[zoo_find("gqa")], NULL, c, false, plain_opts(-1, CHUNK), e)) return false;
     bool ok = session_extend(&x.s, 1, &(Feed){0, 7, tok}, WANT_LAST, ABSENT, e);
     for (int i = 7; ok && i < 40; i++) {
         if (i == 20 && c->rank == f->planted) tok[i]++;
@@ -382,7 +493,8 @@ Test(cache_ranks, what_does_not_compose_is_refused) {
                              .policy = how[i].policy ? &policy : NULL,
                              .tier = how[i].tier ? &tier : NULL,
                              .ranks = &two});
-        cr_assert(!session_open(&s, &m, plain_opts(-1), &e) && e.status == EXIT_INPUT && strstr(e.msg, how[i].part),
+        cr_assert(!session_open(&s, &m, plain_opts(-1, CHUNK), &e) && e.status == EXIT_INPUT &&
+                      strstr(e.msg, how[i].part),
                   "%s", e.msg);
         zoo_close(&cfg, &m, NULL, dev);
     }
@@ -392,7 +504,7 @@ Test(cache_ranks, a_part_of_the_rows_is_not_saved) {
     KvParts parts;
     Err e = {0};
     rank_model(&x, &lone[0], (ModelOpts){.ranks = &two});
-    cr_assert(session_open(&x.s, &x.m, plain_opts(-1), &e), "%s", e.msg);
+    cr_assert(session_open(&x.s, &x.m, plain_opts(-1, CHUNK), &e), "%s", e.msg);
     cr_assert(session_extend(&x.s, 1, &(Feed){0, 5, (int[]){1, 2, 3, 4, 5}}, WANT_LAST, ABSENT, &e), "%s", e.msg);
     cr_assert(!kv_save(&x.s.cache, 0, &parts, &e) && e.status == EXIT_INPUT, "%s", e.msg);
     rank_close(&x);

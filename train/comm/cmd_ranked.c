@@ -31,7 +31,7 @@ static bool cmd_ranked_join(void *ctx, Cli *cli, Err *e) {
     if (!ranks_open(&r, &how, &x->comm, e)) return false;
     cli->threads = ranks_threads(&r, imax(cli->threads, 0));
     for (int i = 0; i < x->argc; i++) words = rng_name(words, x->argv[i]);
-    cli->ranks = cache_ranks(x->comm);
+    cli->ranks = cache_ranks(x->comm, cli->ranks.prompts);
     cli->quiet |= x->comm->rank > 0;
     return cmd_ranked_same(x, "a version of kvsmith or a command", words, e);
 }
