@@ -1,5 +1,5 @@
 /* row_ranks.h: the rows of a sequence divided among ranks, processes that run the same passes over the same model. The
- * caller of kv_open_ranks gives a KvRanks; the cache and the model's extend call the rest. docs/ranks.md says what it is
+ * caller of kv_open_ranks gives a KvRanks; the cache and the model's extend call the rest. docs/cache-ranks.md says what it is
  * for.
  *
  * - Rank p mod `world` holds the row of position p, in every slot whose rows all stay. Slots with a window, and states,

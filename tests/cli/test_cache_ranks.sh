@@ -22,15 +22,16 @@ say generate "$model" --prompt "$words" && tokens >"$tmp/one" || wrong "generate
 say generate "$model" --batch-file "$tmp/batch" --chunk 16 && tokens >"$tmp/many" || wrong "batch: $(cat "$tmp/err")"
 bytes=$(grep -o '"cache_bytes":[0-9]*' "$tmp/out" | head -n 1 | cut -d: -f2)
 [ -s "$tmp/one" ] && [ "$(wc -l <"$tmp/many")" -eq 4 ] || wrong "no tokens: $(cat "$tmp/out")"
-for n in 2 3; do
-    say launch -n $n -- generate "$model" --prompt "$words" --cache-ranks rows || wrong "$n ranks: exit $?, $(cat "$tmp/err")"
-    tokens | cmp -s - "$tmp/one" || wrong "$n ranks: another text: $(tokens)"
-    [ "$(wc -l <"$tmp/out")" -eq 1 ] && [ ! -s "$tmp/err" ] || wrong "$n ranks: $(cat "$tmp/out" "$tmp/err")"
-    say launch -n $n -- generate "$model" --batch-file "$tmp/batch" --chunk 16 --cache-ranks rows || wrong "batch, $n ranks: exit $?, $(cat "$tmp/err")"
-    tokens | cmp -s - "$tmp/many" || wrong "batch, $n ranks: another text: $(tokens)"
+for how in "2 rows" "3 rows" "2 prompt" "3 prompt"; do
+    n=${how% *} divided=${how#* }
+    say launch -n $n -- generate "$model" --prompt "$words" --cache-ranks $divided || wrong "$how: exit $?, $(cat "$tmp/err")"
+    tokens | cmp -s - "$tmp/one" || wrong "$how: another text: $(tokens)"
+    [ "$(wc -l <"$tmp/out")" -eq 1 ] && [ ! -s "$tmp/err" ] || wrong "$how: $(cat "$tmp/out" "$tmp/err")"
+    say launch -n $n -- generate "$model" --batch-file "$tmp/batch" --chunk 32 --cache-ranks $divided || wrong "batch, $how: exit $?, $(cat "$tmp/err")"
+    tokens | cmp -s - "$tmp/many" || wrong "batch, $how: another text: $(tokens)"
     part=$(grep -o '"cache_bytes":[0-9]*' "$tmp/out" | head -n 1 | cut -d: -f2)
     # a row more or less, of each layer
-    awk -v n=$n -v all="$bytes" -v part="$part" 'BEGIN { exit !(part * n >= all && part * n < all * 1.1) }' || wrong "$n ranks: $part bytes, one has $bytes"
+    awk -v n=$n -v all="$bytes" -v part="$part" 'BEGIN { exit !(part * n >= all && part * n < all * 1.1) }' || wrong "$how: $part bytes, one has $bytes"
 done
 run launch -n 2 -- generate "$model" --prompt "$words" --max-new 8 --cache-ranks rows || wrong "streamed: exit $?"
 [ "$(grep -c 'prompt tokens in' "$tmp/err")" -eq 1 ] && [ "$(wc -l <"$tmp/err")" -eq 1 ] || wrong "streamed: $(cat "$tmp/err")"
@@ -38,21 +39,23 @@ verdict generate
 
 seq 0 199 | tr '\n' ' ' >"$tmp/ids" && echo >>"$tmp/ids" && seq 30 229 | tr '\n' ' ' >>"$tmp/ids"
 run logits "$model" --tokens "$tmp/ids" --out "$tmp/l1" --chunk 32 --threads 1 || wrong "logits: $(cat "$tmp/err")"
-for n in 2 3; do
-    run launch -n $n -- logits "$model" --tokens "$tmp/ids" --out "$tmp/l$n" --chunk 32 --cache-ranks rows --threads 1 || wrong "$n ranks: exit $?, $(cat "$tmp/err")"
-    [ "$(cat "$tmp/out")" = "$tmp/l$n: logits (2,200,257)" ] && [ ! -s "$tmp/err" ] || wrong "$n ranks: $(cat "$tmp/out" "$tmp/err")"
+for how in "2 rows" "3 rows" "2 prompt" "3 prompt"; do
+    n=${how% *}
+    run launch -n $n -- logits "$model" --tokens "$tmp/ids" --out "$tmp/l$n" --chunk 32 --cache-ranks ${how#* } --threads 1 || wrong "$how: exit $?, $(cat "$tmp/err")"
+    [ "$(cat "$tmp/out")" = "$tmp/l$n: logits (2,200,257)" ] && [ ! -s "$tmp/err" ] || wrong "$how: $(cat "$tmp/out" "$tmp/err")"
     # every element as a number: the header's bytes are alike
     for f in 1 $n; do od -An -v -t f4 -w4 -j 4096 "$tmp/l$f" >"$tmp/f$f"; done
     paste "$tmp/f1" "$tmp/f$n" | awk 'function abs(x) { return x < 0 ? -x : x }
         NF != 2 { bad = 1 } { if (abs($1) > top) top = abs($1); if (abs($1 - $2) > worst) worst = abs($1 - $2) }
-        END { print worst / top; exit bad || NR < 100000 || !(worst <= 1e-5 * top) }' >"$tmp/worst" || wrong "$n ranks: logits differ by $(cat "$tmp/worst")"
+        END { print worst / top; exit bad || NR < 100000 || !(worst <= 1e-5 * top) }' >"$tmp/worst" || wrong "$how: logits differ by $(cat "$tmp/worst")"
 done
 verdict logits
 
 # ---- a rank is killed or stopped while the ranks decode: the others end with a line, and nothing is left
 for kind in KILL STOP; do
     for victim in 0 1 2; do
-        "$prog" launch -n 3 --deadline "$(patience 2)" -- generate "$model" --prompt "$words" --max-new 3900 --context 4096 --ignore-eos --cache-ranks rows >"$tmp/out" 2>"$tmp/err" </dev/null &
+        divided=$([ $victim -eq 1 ] && echo prompt || echo rows)
+        "$prog" launch -n 3 --deadline "$(patience 2)" -- generate "$model" --prompt "$words" --max-new 3900 --context 4096 --ignore-eos --cache-ranks $divided >"$tmp/out" 2>"$tmp/err" </dev/null &
         pid=$!
         for _ in $(seq "$(patience 500)"); do
             ids=($(processes '' $pid))
@@ -76,9 +79,11 @@ for kind in KILL STOP; do
 done
 verdict a-rank-ends
 
+run train configs/tiny-kda.yaml --threads 1 -q run.dir="$tmp/kda" train.steps=2 optim.warmup=1 || wrong "train: exit $?, $(cat "$tmp/err")"
+refused "layers of this model have a state" launch -n 2 -- generate "$tmp/kda" --prompt x --cache-ranks prompt
 refused "this process is the only rank" generate "$model" --prompt x --cache-ranks rows
 refused "this process is the only rank" launch -n 1 -- logits "$model" --tokens "$tmp/ids" --out "$tmp/l" --cache-ranks rows
-refused "--cache-ranks: expected rows, got 'columns'" generate "$model" --prompt x --cache-ranks columns
+refused "--cache-ranks: expected rows or prompt, got 'columns'" generate "$model" --prompt x --cache-ranks columns
 refused "without --cache-ranks every rank of generate would do the same" launch -n 2 -- generate "$model" --prompt x
 refused "--cache-ranks: a policy chooses among all rows" launch -n 2 -- generate "$model" --prompt x --cache-ranks rows --policy h2o
 refused "leave out it or --cache-memory" launch -n 2 -- generate "$model" --prompt x --cache-ranks rows --cache-memory 1GB --cache-disk "$tmp"

@@ -2,6 +2,7 @@
  * and bytes by arithmetic, ranks that die or feed something else, and what is refused. */
 #include "infer/saved.h"
 #include "layers/cache/codec.h"
+#include "ops/profile.h"
 #include "tests/lib/speaker.h"
 #include "train/comm/cache_ranks.h"
 #include "train/comm/comm_threads.h"
@@ -319,15 +320,14 @@ Test(cache_ranks, rows_and_bytes) {
     }
 }
 
+/* FLOPs of the matrices of one layer for a row: queries, keys, values, output, feed-forward part. */
+static const double MATRICES = 2 * (12 * 24 + 2 * 12 * 12 + 24 * 12 + 3 * 12 * 10);
 /* The borders by the rule, of rows that see so many of the pass: `at` (W+1). Returns the rows of the largest part. */
 static int borders(int W, int N, const int *sees, int *at) {
     double all[2 * LONG] = {0};
     int most = 0;
-    for (int i = 0; i < N; i++) { /* 3 layers: matrices of 12 rows, attention of 4 heads of 6; one has a window of 9 */
-        const double matrices = 2 * (12 * 24 + 2 * 12 * 12 + 24 * 12 + 3 * 12 * 10),
-                     attention = 4 * 4 * 6 * (2 * sees[i] + imin(sees[i], 9));
-        all[i + 1] = all[i] + 3 * matrices + attention;
-    }
+    for (int i = 0; i < N; i++) /* 3 layers, attention of 4 heads of 6; one has a window of 9 */
+        all[i + 1] = all[i] + 3 * MATRICES + 4 * 4 * 6 * (2 * sees[i] + imin(sees[i], 9));
     for (int w = 0; w <= W; w++) {
         at[w] = 0;
         while (all[at[w]] < all[N] / W * w * (1 - 1e-12)) at[w]++;
@@ -338,7 +338,14 @@ static int borders(int W, int N, const int *sees, int *at) {
 typedef struct {
     size_t sent[MOST][3];
     int rows[MOST], at[MOST][MOST + 1];
+    double flops[MOST]; /* of the matrix products of the first pass */
 } Divided;
+static double flops_of(Profile *p) {
+    Share share[PROFILE_MAX];
+    double n = 0;
+    for (int i = profile_read(p, share); i-- > 0;) n += share[i].flops;
+    return n;
+}
 static bool count_prompts(Comm *c, void *ctx, Err *e) {
     Divided *n = ctx;
     Rank x;
@@ -348,8 +355,11 @@ static bool count_prompts(Comm *c, void *ctx, Err *e) {
     SessionOpts o = plain_opts(-1, LONG);
     o.max_tokens = 2 * T;
     if (!rank_open(&x, &four, NULL, c, true, o, e)) return false;
+    Profile *p = profile_begin(x.dev);
     bool ok = session_extend(&x.s, 1, &(Feed){1, LONG, tok}, WANT_LAST, ABSENT, e);
     n->sent[c->rank][0] = c->sent;
+    n->flops[c->rank] = flops_of(p);
+    profile_end(p);
     memcpy(n->at[c->rank], x.s.cache.ranks->at, (size_t)(c->world + 1) * sizeof(int));
     ok = ok && session_extend(&x.s, 1, &(Feed){1, 14, tok}, WANT_LAST, TENSOR(logits, REAL, 1, 11), e);
     n->sent[c->rank][1] = c->sent;
@@ -383,6 +393,10 @@ Test(cache_ranks, bytes_of_a_prompt) {
             cr_assert(n.sent[r][0] == first && n.sent[r][1] == second && n.sent[r][2] == third,
                       "%d ranks: %zu, %zu and %zu bytes; expected %zu, %zu and %zu", W, n.sent[r][0], n.sent[r][1],
                       n.sent[r][2], first, second, third);
+            /* each rank computes its own rows, and no other; no logits are wanted, so the last layer makes keys and
+             * values alone */
+            cr_assert(n.flops[r] == (n.at[r][r + 1] - n.at[r][r]) * (2 * MATRICES + 2.0 * 2 * 12 * 12),
+                      "rank %d of %d: %g FLOPs", r, W, n.flops[r]);
             cr_assert(n.rows[r] == held, "rank %d of %d: %d rows, expected %d", r, W, n.rows[r], held);
         }
     }
@@ -417,6 +431,7 @@ Test(cache_ranks, parts_cost_alike) {
 
 typedef struct {
     int planted; /* rank that feeds another token, -1: none */
+    bool prompts;
     Err second[MOST];
     int left[MOST];
 } Fails;
@@ -425,9 +440,10 @@ static bool fails(Comm *c, void *ctx, Err *e) {
     Rank x;
     int tok[T];
     for (int i = 0; i < T; i++) tok[i] = i % 11;
-    if (!rank_open(&x, &zoo[zoo_find("gqa")], NULL, c, false, plain_opts(-1, CHUNK), e)) return false;
-    bool ok = session_extend(&x.s, 1, &(Feed){0, 7, tok}, WANT_LAST, ABSENT, e);
-    for (int i = 7; ok && i < 40; i++) {
+    if (!rank_open(&x, &zoo[zoo_find("gqa")], NULL, c, f->prompts, plain_opts(-1, LONG), e)) return false;
+    if (f->prompts && c->rank == f->planted) tok[30] = 0;
+    bool ok = session_extend(&x.s, 1, &(Feed){0, f->prompts ? LONG : 7, tok}, WANT_LAST, ABSENT, e);
+    for (int i = 7; ok && i < 40 && !f->prompts; i++) {
         if (i == 20 && c->rank == f->planted) tok[i]++;
         ok = session_extend(&x.s, 1, &(Feed){0, 1, tok + i}, WANT_LAST, ABSENT, e);
     }
@@ -450,8 +466,9 @@ Test(cache_ranks, a_rank_that_dies_ends_the_others, .timeout = 60) {
     }
 }
 Test(cache_ranks, other_tokens_are_found, .timeout = 60) {
-    for (int planted = 0; planted < 3; planted++) {
-        Fails f = {.planted = planted};
+    for (int i = 0; i < 6; i++) {
+        const int planted = i / 2;
+        Fails f = {.planted = planted, .prompts = i % 2};
         Err e[3] = {{0}};
         char part[80];
         snprintf(part, sizeof part, "rank %d was fed other tokens than rank 0", planted ? planted : 1);
