@@ -121,7 +121,7 @@ static void partial_merge(const Partial *p, int world, size_t from, size_t n, re
         }
     }
 }
-/* The queries q of Run.out, or of the rows that go on on all ranks. */
+/* The queries q of Run.out, or of the rows that continue on all ranks. */
 static Tensor row_ranks_queries(Run *r, RowRanks *k, Tensor q) {
     if (!r->share) return q;
     const int M = r->out.n, H = q.n[1], D = q.n[2];
@@ -196,6 +196,6 @@ Tensor row_ranks_join(Run *r, Tensor x) {
     const Tensor all = SCRATCH(r, "rows of all ranks", n, d);
     if (!measuring(r))
         memcpy(R(all) + (size_t)k->out_at[k->of.rank] * (size_t)d, R(x), (size_t)r->out.n * (size_t)d * sizeof(real));
-    if (n) gather_rows(r, k, "rows that go on", k->out_at, R(all), (size_t)d, n);
+    if (n) gather_rows(r, k, "rows that continue", k->out_at, R(all), (size_t)d, n);
     return all;
 }

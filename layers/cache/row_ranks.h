@@ -33,7 +33,7 @@ typedef struct RowRanks {
     bool failed;
     Err why;
     /* Of the pass that runs, if it is divided: rank w makes rows at[w]..at[w+1]-1 of the batch. Of the layer that runs
-     * `out` are the rows that go on, on all ranks, of which rank w has numbers out_at[w]..out_at[w+1]-1. */
+     * `out` are the rows that continue, on all ranks, of which rank w has numbers out_at[w]..out_at[w+1]-1. */
     int *at, *out_at; /* (world+1) */
     RowList out;
     double row;   /* the model's (model/divide.h): FLOPs of a row besides attention, */
@@ -54,11 +54,11 @@ void row_ranks_attend(Run *, RowRanks *, const Lanes *, const Kv *pass, Tensor o
 
 /* ---- of passes that are divided (Run.share) ----------------------------------------------------------------------*/
 
-/* The rank's own of these rows, which go on; `all` must stay until the layer has run. */
+/* The rank's own of these rows, which continue; `all` must stay until the layer has run. */
 RowList row_ranks_out(const Run *, RowList all);
 /* A view of the rows of the pass that this rank makes. */
 Kv row_ranks_made(const Run *, const Kv *);
 /* The others' rows come to kv. */
 void row_ranks_rows(Run *, const Kv *);
-/* x (Run.out.n, d): the same of all rows that went on, in scratch. */
+/* x (Run.out.n, d): the same of all rows that continued, in scratch. */
 Tensor row_ranks_join(Run *, Tensor x);

@@ -95,3 +95,12 @@ refused "unknown option --cache-ranks" launch -n 2 -- bench comm --cache-ranks r
 refused "unknown option --cache-ranks" eval "$model" ppl --data README.md --cache-ranks rows
 [ ! -e "$tmp/s" ] && [ ! -e "$tmp/l" ] || wrong "a file was written"
 verdict refusals
+
+if [ ! -e "$build/kvsmith-mpi.so" ] || ! command -v mpirun >/dev/null 2>&1; then
+    echo "skip mpi: no Open MPI here"
+else
+    mpirun --allow-run-as-root --oversubscribe --mca btl self,vader -np 2 "$prog" generate "$model" --prompt "$words" --max-new 40 --ignore-eos \
+        --temperature 0.8 --seed 4 --json --cache-ranks prompt >"$tmp/out" 2>"$tmp/err" </dev/null || wrong "exit $?: $(cat "$tmp/err")"
+    tokens | cmp -s - "$tmp/one" && [ "$(wc -l <"$tmp/out")" -eq 1 ] || wrong "another text: $(cat "$tmp/out" "$tmp/err")"
+    verdict mpi
+fi
