@@ -1,13 +1,12 @@
-/* divide.c: what the rows of a pass cost, by which ranks divide them. Source: arXiv:2405.05329, section 3.2, which finds
- * the borders by search. */
+/* divide.c: what the rows of a pass cost, by which ranks divide them. Source: arXiv:2405.05329, which looks the borders
+ * up in a table of measured times. */
 #include "divide.h"
 
 static void count_matrices(Fields *f, Tensor *t, const char *path, unsigned flags) {
     (void)path;
     if (!(flags & FIELD_BALANCE) && t->rank >= 2) *(double *)f->ctx += (double)tensor_count(*t);
 }
-/* FLOPs of a row in the layers up to the last that stores rows: 2 per element of a matrix that it uses, and attention to
- * the `sees` rows of its document that are in the pass. The rows before the pass cost every rank the same. */
+/* FLOPs of a row in the layers up to the last that stores rows: 2 for each element of a matrix that it uses. */
 void model_divide_open(const Model *m, Cache *c) {
     double n = 0;
     if (!c->ranks) return;
@@ -20,6 +19,8 @@ void model_divide_open(const Model *m, Cache *c) {
     }
     c->ranks->row = 2 * n;
 }
+/* The same of attention to the `sees` rows of its document that are in the pass. The rows before the pass cost every
+ * rank the same. */
 static double divide_attention(const Model *m, int sees) {
     double n = 0;
     for (int l = 0; l <= m->last_writer; l++) n += m->layer[l].kind->mixer->flops(m->layer[l].cfg, sees);

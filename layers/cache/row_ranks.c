@@ -1,5 +1,5 @@
-/* row_ranks.c: what ranks that divide the rows of a cache gather. Sources: arXiv:2401.02669 (DistAttention) for rows that
- * several ranks hold, arXiv:2405.05329 (KV-Runahead) for prompts whose parts several compute. */
+/* row_ranks.c: what ranks that divide the rows of a cache gather. Sources: arXiv:2401.02669 (DistAttention) for rows
+ * that several ranks hold, arXiv:2405.05329 (KV-Runahead) for prompts whose parts several compute. */
 #include "row_ranks.h"
 #include "ops/host.h"
 

@@ -1,6 +1,6 @@
 /* row_ranks.h: the rows of a sequence divided among ranks, processes that run the same passes over the same model. The
- * caller of kv_open_ranks gives a KvRanks; the cache and the model's extend call the rest. docs/cache-ranks.md says what it is
- * for.
+ * caller of kv_open_ranks gives a KvRanks; the cache and the model's extend call the rest. docs/cache-ranks.md says
+ * what it is for.
  *
  * - Rank p mod `world` holds the row of position p, in every slot whose rows all stay. Slots with a window, and states,
  *   are whole on every rank.
@@ -44,8 +44,8 @@ void row_ranks_close(RowRanks *); /* NULL: nothing */
 /* Tokens that a pass feeds. */
 void row_ranks_feed(RowRanks *, const Batch *, const int *tok);
 bool row_ranks_sound(const RowRanks *, Err *);
-/* Whether a pass of N rows is divided. Then row_ranks_divide cuts it by RowRanks.cost: rank w's part begins at the first row
- * before which there is w/world of the cost of all, but every rank has a row. */
+/* Whether a pass of N rows is divided. Then row_ranks_divide cuts it by RowRanks.cost: rank w's part begins at the
+ * first row before which there is w/world of the cost of all, but every rank has a row. */
 bool row_ranks_divides(const RowRanks *, int N);
 void row_ranks_divide(RowRanks *, int N);
 

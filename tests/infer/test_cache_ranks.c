@@ -1,5 +1,5 @@
-/* test_cache_ranks.c: rows of a cache divided among ranks that are threads: the logits of one rank, the same bits on all, rows
- * and bytes by arithmetic, ranks that die or feed something else, and what is refused. */
+/* test_cache_ranks.c: rows of a cache divided among ranks that are threads: the logits of one rank, the same bits on
+ * all, rows and bytes by arithmetic, ranks that die or feed something else, and what is refused. */
 #include "infer/saved.h"
 #include "layers/cache/codec.h"
 #include "ops/profile.h"
