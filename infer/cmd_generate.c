@@ -5,7 +5,8 @@
 #include "generate.h"
 #include "saved.h"
 
-int cmd_generate(int argc, char **argv);
+int generate_command(int argc, char **argv, const RankHooks *);
+const CliSpec *generate_spec(void);
 
 enum { STOPS_MAX = 64 };
 typedef struct {
@@ -330,13 +331,15 @@ static bool continued_save(void *ctx, Session *s, int which, int seq, Err *e) {
     return ok;
 }
 
-static bool generate_run(Args *a, const Cli *cli, Err *e) {
+static bool generate_run(Args *a, const RankHooks *hooks, Cli *cli, Err *e) {
     Engine en;
     Session s;
     Prompts p = {0};
     Continued c;
     const bool kept = a->session || a->save_session;
-    if (!engine_open(&en, a->model, cli, e)) return false;
+    if (!engine_join(hooks, cli, a->prompt_file ? a->prompt_file : a->batch_file, e) ||
+        !engine_open(&en, a->model, cli, e))
+        return false;
     int context = a->context ? (int)a->context : en.cfg.max_positions;
     bool ok = engine_text(&en, e) && continued_open(&c, a, &p, e);
     if (!ok) {
@@ -355,7 +358,7 @@ static bool generate_run(Args *a, const Cli *cli, Err *e) {
                           .document = -1, /* a prompt is one sequence, end-of-text in it or not */
                           .plain = a->plain,
                           .max_tokens = (int)(a->max_new < context - longest ? longest + a->max_new : context)};
-        bool streamed = !cli->json && !cli->quiet && !a->batch_file;
+        bool streamed = !cli->json && !cli->quiet && !a->batch_file, prints = engine_prints(cli);
         a->sampler.seed = c.seed;
         GenOpts o = {.sampler = a->sampler,
                      .max_new = (int)a->max_new,
@@ -369,11 +372,12 @@ static bool generate_run(Args *a, const Cli *cli, Err *e) {
                      .ctx = &c};
         const int planned = kept ? context : so.max_tokens; /* the same in all commands that continue a text */
         engine_plan(&en, planned, cli->quiet);
-        ok = (!kept || engine_fingerprint(&en, planned, &c.model, e)) && session_open(&s, &en.model, so, e);
+        ok = (!kept || engine_fingerprint(&en, planned, &c.model, e)) && engine_same(&en, hooks, cli, planned, e) &&
+             session_open(&s, &en.model, so, e);
         if (ok) {
             ok = (!c.open || continued_begin(&c, &s, &o, cli->quiet, e)) &&
                  generate(&s, &en.tokenizer, &o, p.n, p.g, e) &&
-                 cmd_generate_report(&p, a, cli, streamed, session_disk(&s), e);
+                 (!prints || cmd_generate_report(&p, a, cli, streamed, session_disk(&s), e));
             session_close(&s);
         }
     }
@@ -383,21 +387,24 @@ static bool generate_run(Args *a, const Cli *cli, Err *e) {
     return ok;
 }
 
-int cmd_generate(int argc, char **argv) {
-    static const CliSpec spec = {
-        .args = "MODEL",
-        .doc = "Continues a prompt. MODEL is a run folder or a model directory. Text is streamed as it is generated; "
-               "with -q or --json it is printed at the end. A random draw depends only on the seed, the index of the "
-               "prompt and the index of the token. Sampling applies, in this order: repetition penalty, temperature, "
-               "top-k, top-p, min-p.",
-        .options = options,
-        .take = cmd_generate_take,
-        .min_args = 1,
-        .cache = true,
-        .tier = true,
-        .tuning = true,
-        .adapter = true,
-        .max_args = 1};
+static const CliSpec spec = {
+    .args = "MODEL",
+    .doc = "Continues a prompt. MODEL is a run folder or a model directory. Text is streamed as it is generated; "
+           "with -q or --json it is printed at the end. A random draw depends only on the seed, the index of the "
+           "prompt and the index of the token. Sampling applies, in this order: repetition penalty, temperature, "
+           "top-k, top-p, min-p.",
+    .options = options,
+    .take = cmd_generate_take,
+    .min_args = 1,
+    .cache = true,
+    .tier = true,
+    .ranks = true,
+    .tuning = true,
+    .adapter = true,
+    .max_args = 1};
+const CliSpec *generate_spec(void) { return &spec; }
+
+int generate_command(int argc, char **argv, const RankHooks *hooks) {
     Args a = {.max_new = 128, .batch = 8, .chunk = CHUNK_ROWS, .seed = -1, .sampler = sampler_default()};
     Cli cli;
     Err e = {0};
@@ -412,5 +419,8 @@ int cmd_generate(int argc, char **argv) {
         ok = err_input(&e, "generate: --session and --save-session hold one text: give --prompt, not --batch-file");
     if (ok && cli.tier.memory && a.save_session)
         ok = err_input(&e, "generate: --save-session copies the whole cache to memory: leave out it or --cache-memory");
-    return ok && generate_run(&a, &cli, &e) ? 0 : cli_fail(&e);
+    if (ok && cli.divides && (a.session || a.save_session))
+        ok = err_input(&e,
+                       "generate: --session and --save-session hold the rows of one process: leave out --cache-ranks");
+    return ok && generate_run(&a, hooks, &cli, &e) ? 0 : cli_fail(&e);
 }

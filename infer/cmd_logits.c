@@ -5,7 +5,8 @@
 #include "engine.h"
 #include "session.h"
 
-int cmd_logits(int argc, char **argv);
+int logits_command(int argc, char **argv, const RankHooks *);
+const CliSpec *logits_spec(void);
 
 typedef struct {
     const char *model, *tokens, *out;
@@ -76,13 +77,15 @@ static bool cmd_logits_compute(Engine *en, const TokenRows *ids, int chunk, Tens
     return ok;
 }
 
-static bool logits_run(const Args *a, const Cli *cli, Err *e) {
+static bool logits_run(const Args *a, const RankHooks *hooks, Cli *cli, Err *e) {
     Engine en;
     char *text;
     size_t n;
     TokenRows ids = {0};
     Tensor out = ABSENT;
-    if (!policy_unprompted(&cli->policy, e) || !engine_open(&en, a->model, cli, e)) return false;
+    if (!policy_unprompted(&cli->policy, e) || !engine_join(hooks, cli, a->tokens, e) ||
+        !engine_open(&en, a->model, cli, e))
+        return false;
     bool ok = engine_slurp(a->tokens, "--tokens", &text, &n, e);
     if (ok) {
         ok = ids_parse(&ids, (const unsigned char *)text, n, en.cfg.vocab, a->tokens, e);
@@ -99,8 +102,9 @@ static bool logits_run(const Args *a, const Cli *cli, Err *e) {
             ok = err_runtime(e, "out of memory: %zu bytes of logits (%d,%d,%d)", bytes, ids.B, ids.T, en.cfg.vocab);
     }
     StList list = {0};
-    ok = ok && cmd_logits_compute(&en, &ids, (int)a->chunk, out, e);
-    if (ok) {
+    ok = ok && engine_same(&en, hooks, cli, ids.T, e) && cmd_logits_compute(&en, &ids, (int)a->chunk, out, e);
+    const bool writes = ok && engine_prints(cli);
+    if (writes) {
         st_add(&list, "logits", out, F32);
         sigset_t ends, before; /* an interrupted write would leave its temporary file */
         signals_set(&ends);
@@ -109,10 +113,10 @@ static bool logits_run(const Args *a, const Cli *cli, Err *e) {
         sigprocmask(SIG_SETMASK, &before, NULL);
         st_list_free(&list);
     }
-    if (ok && cli->json) {
+    if (writes && ok && cli->json) {
         json_t *j = json_pack("{s:s, s:[i,i,i]}", "out", a->out, "shape", ids.B, ids.T, en.cfg.vocab);
         ok = engine_print(j, e);
-    } else if (ok && !cli->quiet)
+    } else if (writes && ok && !cli->quiet)
         printf("%s: logits (%d,%d,%d)\n", a->out, ids.B, ids.T, en.cfg.vocab);
     free(out.p);
     free(ids.id);
@@ -120,23 +124,26 @@ static bool logits_run(const Args *a, const Cli *cli, Err *e) {
     return ok;
 }
 
-int cmd_logits(int argc, char **argv) {
-    static const struct argp_option options[] = {
-        {"tokens", 't', "FILE", 0,
-         "Token ids, separated by whitespace, in lines of equal length; -: standard input (required)", 0},
-        {"out", 'o', "FILE", 0, "The safetensors file to write: tensor \"logits\" [B,T,V] F32 (required)", 0},
-        {"chunk", 'c', "N", 0, "Rows of one pass (default 512)", 0},
-        {0}};
-    static const CliSpec spec = {.args = "MODEL",
-                                 .adapter = true,
-                                 .doc = "Writes the logits after every token of every line. A line is one document.",
-                                 .options = options,
-                                 .take = cmd_logits_take,
-                                 .min_args = 1,
-                                 .max_args = 1,
-                                 .cache = true,
-                                 .tier = true,
-                                 .tuning = true};
+static const struct argp_option options[] = {
+    {"tokens", 't', "FILE", 0,
+     "Token ids, separated by whitespace, in lines of equal length; -: standard input (required)", 0},
+    {"out", 'o', "FILE", 0, "The safetensors file to write: tensor \"logits\" [B,T,V] F32 (required)", 0},
+    {"chunk", 'c', "N", 0, "Rows of one pass (default 512)", 0},
+    {0}};
+static const CliSpec spec = {.args = "MODEL",
+                             .adapter = true,
+                             .doc = "Writes the logits after every token of every line. A line is one document.",
+                             .options = options,
+                             .take = cmd_logits_take,
+                             .min_args = 1,
+                             .max_args = 1,
+                             .cache = true,
+                             .tier = true,
+                             .ranks = true,
+                             .tuning = true};
+const CliSpec *logits_spec(void) { return &spec; }
+
+int logits_command(int argc, char **argv, const RankHooks *hooks) {
     Args a = {.chunk = CHUNK_ROWS};
     Cli cli;
     Err e = {0};
@@ -147,5 +154,5 @@ int cmd_logits(int argc, char **argv) {
         err_input(&e, "logits: expected --tokens FILE and --out FILE; see kvsmith logits --help");
         return cli_fail(&e);
     }
-    return logits_run(&a, &cli, &e) ? 0 : cli_fail(&e);
+    return logits_run(&a, hooks, &cli, &e) ? 0 : cli_fail(&e);
 }

@@ -158,10 +158,23 @@ bool engine_load(Engine *en, ModelOpts opts, Err *e) {
     return ok;
 }
 
+bool engine_join(const RankHooks *hooks, Cli *cli, const char *input, Err *e) {
+    if (!cli->divides) return true;
+    if (input && !strcmp(input, "-"))
+        return err_input(e, "--cache-ranks: ranks cannot share standard input; give a file in place of -");
+    return hooks->join(hooks->ctx, cli, e);
+}
+bool engine_same(const Engine *en, const RankHooks *hooks, const Cli *cli, int planned, Err *e) {
+    uint64_t h;
+    return cli->ranks.world < 2 ||
+           (engine_fingerprint(en, planned, &h, e) && hooks->same(hooks->ctx, "model files", h, e));
+}
+
 ModelOpts engine_bf16(const Cli *cli, ModelOpts o) {
     o.bf16_weights = cli->bf16 && !o.train;
     o.policy = &cli->policy;
     o.tier = cli->tier.memory ? &cli->tier : NULL;
+    o.ranks = cli->ranks.world ? &cli->ranks : NULL;
     o.codec = cli->codec ? cli->codec : cli->bf16 ? &codec_bf16 : &codec_f32;
     return o;
 }

@@ -32,6 +32,23 @@ bool engine_measure(Engine *, const char *path, const Cli *, Err *);
  * those. A failure of the second closes the engine. */
 bool engine_read(Engine *, const char *path, const Cli *, Err *);
 bool engine_load(Engine *, ModelOpts, Err *);
+/* How a command becomes one of several ranks that divide the rows of a cache (--cache-ranks): the program's main part
+ * knows ranks, this folder does not. */
+typedef struct {
+    /* Meets the other ranks and fills Cli.ranks; threads are divided among those of a host, and only rank 0 is not
+     * quiet. EXIT_INPUT: this process is alone, or the ranks differ in their command or version. */
+    bool (*join)(void *ctx, Cli *, Err *);
+    /* False (EXIT_INPUT): `hash`, of `what`, differs from rank 0's. */
+    bool (*same)(void *ctx, const char *what, uint64_t hash, Err *);
+    void *ctx;
+} RankHooks;
+/* Whether this process prints and writes: it is alone, or rank 0. */
+static inline bool engine_prints(const Cli *cli) { return cli->ranks.rank == 0; }
+/* Before engine_open, where --cache-ranks was given (otherwise nothing): join. `input`: a file that the command reads,
+ * NULL: none; ranks cannot share standard input. */
+bool engine_join(const RankHooks *, Cli *, const char *input, Err *);
+/* After it: all ranks read the same files of a model. */
+bool engine_same(const Engine *, const RankHooks *, const Cli *, int planned, Err *);
 /* The dtypes of weights and cache by --dtype and --cache-dtype. */
 ModelOpts engine_bf16(const Cli *, ModelOpts);
 /* True if a rotation of type dynamic adapts to sequences longer than those of training. */

@@ -1,5 +1,6 @@
 /* kv.c: the rows of a pass as fields. */
 #include "kv.h"
+#include "layers/cache/row_ranks.h"
 
 void kv_fields(const KvShape *s, int N, Kv *kv, Fields *f) {
     kv->s = *s;
@@ -13,14 +14,17 @@ static bool kv_rotates(const Kv *kv) { return kv->s.codec && kv->s.codec->rotate
 void kv_turn_queries(Run *r, const Kv *kv, Tensor q) {
     if (kv_rotates(kv)) r->ops->hadamard(r, q);
 }
+Kv kv_made(const Run *r, const Kv *kv) { return row_ranks_made(r, kv); }
 void kv_settle(Run *r, Kv *kv) {
-    if (kv_rotates(kv)) r->ops->hadamard(r, kv->k);
-    Tensor parts[] = {kv->k, kv->v};
+    const Kv made = kv_made(r, kv);
+    if (kv_rotates(kv)) r->ops->hadamard(r, made.k);
+    Tensor parts[] = {made.k, made.v};
     for (int i = 0; i < (kv->s.alias ? 1 : 2); i++) switch (rows_as(&kv->s)) {
         case ROWS_REAL: break;
         case ROWS_BF16: r->ops->round_to_bf16(r, parts[i]); break;
         default: r->ops->recode_rows(r, parts[i], kv->s.codec);
         }
+    row_ranks_rows(r, kv);
 }
 void kv_pass_fields(const KvShape *s, int N, Kv *kv, Fields *f) {
     kv_fields(s, N, kv, f);

@@ -9,8 +9,11 @@ typedef struct Slot Slot;
 void kv_fields(const KvShape *s, int N, Kv *kv, Fields *);
 /* The same, with the parts that only a cache needs: evicted, carry. */
 void kv_pass_fields(const KvShape *s, int N, Kv *kv, Fields *);
-/* The owner of the rows must call this after writing k and v and before attention: it rounds them as the cache will
- * store them (KvShape.codec), so a row looks the same to its own pass and to later ones. */
+/* The rows of kv that the owner writes, those of Run.in: a view. All of them, but where ranks divide the pass. */
+Kv kv_made(const Run *, const Kv *kv);
+/* The owner of the rows must call this after writing k and v (kv_made) and before attention: it rounds them as the
+ * cache will store them (KvShape.codec), so a row looks the same to its own pass and to later ones. Where ranks divide
+ * the pass the rows of the others come to kv. */
 void kv_settle(Run *, Kv *);
 /* Queries that meet the keys of kv become what those of a codec that rotates keys need: after their own rotation by
  * position, before attention. */

@@ -21,6 +21,7 @@ enum {
     KEY_MEMORY,
     KEY_DISK,
     KEY_PREFETCH,
+    KEY_RANKS,
     KEY_TUNING,
     KEY_ADAPTER,
     OPTIONS_MAX = 64,
@@ -73,6 +74,16 @@ static const struct argp_option tier_options[TIER_OPTIONS] = {
      "one buffer less is needed (default auto)",
      0},
 };
+
+static const struct argp_option ranks_option = {
+    "cache-ranks",
+    KEY_RANKS,
+    "NAME",
+    0,
+    "The ranks that `kvsmith launch -n N` starts divide the rows of the cache, and rank 0 prints. rows: all compute "
+    "every "
+    "token; prompt: each computes a part of a prompt, too (default: this process is alone)",
+    0};
 
 static const struct argp_option tuning_option = {
     "tuning", KEY_TUNING, "FILE", 0, "The fastest algorithms of a GPU's matrix products, as `bench tune` wrote them",
@@ -151,6 +162,11 @@ static bool cli_tier_whole(const Cli *cli, const char *cmd, Err *e) {
     return !cli->tier.memory || cli->tier.dir ||
            err_input(e, "%s: --cache-memory needs a folder for rows that do not fit: give --cache-disk DIR, too", cmd);
 }
+static bool cli_ranks(Cli *cli, const char *arg, Err *e) {
+    cli->ranks.prompts = !strcmp(arg, "prompt");
+    cli->divides = cli->ranks.prompts || !strcmp(arg, "rows");
+    return cli->divides || err_input(e, "--cache-ranks: expected rows or prompt, got '%.*s'", WORD_MAX, arg);
+}
 static bool take_common(Cli *cli, int key, const char *arg, Err *e) {
     int64_t v;
     switch (key) {
@@ -170,6 +186,7 @@ static bool take_common(Cli *cli, int key, const char *arg, Err *e) {
     case KEY_MEMORY:
     case KEY_DISK:
     case KEY_PREFETCH: return cli_tier(cli, key, arg, e);
+    case KEY_RANKS: return cli_ranks(cli, arg, e);
     case KEY_THREADS:
         if (!cli_int(arg, "--threads", 0, 1024, &v, e)) return false;
         cli->threads = (int)v;
@@ -235,12 +252,13 @@ static bool cli_mistake(Err *e, const Table *t, const CliSpec *spec, int got, in
 }
 
 static void cli_help(const CliSpec *spec, char *cmd) {
-    struct argp_option more[5 + TIER_OPTIONS] = {{0}};
+    struct argp_option more[6 + TIER_OPTIONS] = {{0}};
     struct argp shared = {.options = common}, own = {.options = more};
     const bool some = spec->cache || spec->tuning || spec->adapter;
     int n = 0;
     if (spec->cache) more[n++] = cache_option, more[n++] = policy_option;
     for (int i = 0; spec->tier && i < TIER_OPTIONS; i++) more[n++] = tier_options[i];
+    if (spec->ranks) more[n++] = ranks_option;
     if (spec->cache || spec->tuning) more[n++] = tuning_option;
     if (spec->adapter) more[n++] = adapter_option;
     struct argp_child child[] = {{some ? &own : &shared, 0, some ? NULL : "Common options:", 0},
@@ -258,6 +276,7 @@ static void table_make(Table *t, const CliSpec *spec) {
     for (int i = 0; common[i].name; i++) table_add(t, &common[i]);
     if (spec->cache) table_add(t, &cache_option), table_add(t, &policy_option);
     for (int i = 0; spec->tier && i < TIER_OPTIONS; i++) table_add(t, &tier_options[i]);
+    if (spec->ranks) table_add(t, &ranks_option);
     if (spec->tuning) table_add(t, &tuning_option);
     if (spec->adapter) table_add(t, &adapter_option);
 }
@@ -272,6 +291,7 @@ void cli_peek(const CliSpec *spec, int nword, char *const word[], CliPeek *p) {
     for (int key; (key = getopt_long(nword, copy, t.brief, t.opt, NULL)) != -1;) {
         if (key == KEY_DEVICE) p->device = optarg;
         if (key == KEY_ISA) p->isa = optarg;
+        if (key == KEY_RANKS) p->ranks = optarg;
     }
     if (optind < nword) p->word = copy[optind];
     free(copy);
@@ -286,7 +306,7 @@ bool cli_parse(const CliSpec *spec, Cli *cli, void *ctx, int argc, char **argv, 
     optind = 0, opterr = 0, *status = 0;
     for (int key; (key = getopt_long(argc, argv, t.brief, t.opt, NULL)) != -1;) {
         bool ours = key == KEY_CACHE || key == KEY_POLICY || key == KEY_TUNING || key == KEY_ADAPTER;
-        ours |= key == KEY_MEMORY || key == KEY_DISK || key == KEY_PREFETCH;
+        ours |= key == KEY_MEMORY || key == KEY_DISK || key == KEY_PREFETCH || key == KEY_RANKS;
         for (int i = 0; common[i].name; i++) ours |= common[i].key == key;
         if (key == '?' || key == ':') {
             cli_mistake(&e, &t, spec, key, argc, argv);

@@ -23,6 +23,8 @@ typedef struct {
     PolicyCfg policy;    /* eviction policy of the cache, as */
     char policies[512];  /* the user named it: NAME:KEY=VALUE,...+NAME... */
     KvTier tier;         /* a limit of the cache's memory; memory 0: none */
+    bool divides;        /* --cache-ranks was given: this process shall be one of several ranks, and once it is, */
+    KvRanks ranks;       /* with whom it divides the cache's rows, and how; world 0: it is alone */
     const char *tuning;  /* file of measured algorithms for a GPU's products; NULL: none */
     const char *adapter; /* directory of an adapter of the model, see peft.h; NULL: none */
     bool json, quiet;
@@ -40,6 +42,7 @@ typedef struct {
     int min_args, max_args;            /* number of words; max_args -1: any */
     bool cache;                        /* it has a cache: --cache-dtype, --policy */
     bool tier;                         /* it fills that cache: --cache-memory, --cache-disk, --cache-prefetch */
+    bool ranks;                        /* its cache can be divided: --cache-ranks */
     bool tuning;                       /* it computes on a device: --tuning */
     bool settings;                     /* its words KEY=VALUE are settings of a run */
     bool adapter;                      /* it reads a model: --adapter */
@@ -50,10 +53,10 @@ typedef struct {
 bool cli_parse(const CliSpec *, Cli *, void *ctx, int argc, char **argv, int *status);
 
 /* Look into the words of another command without running it, for a command that starts it: the first word that is no
- * option and no option's value, --device and --isa; NULL: not given. word[0] is the command; options that the spec
- * lacks are skipped. */
+ * option and no option's value, --device, --isa and --cache-ranks; NULL: not given. word[0] is the command; options
+ * that the spec lacks are skipped. */
 typedef struct {
-    const char *word, *device, *isa;
+    const char *word, *device, *isa, *ranks;
 } CliPeek;
 void cli_peek(const CliSpec *, int nword, char *const word[], CliPeek *);
 

@@ -1,5 +1,6 @@
 /* extend.c: a pass over history: prefill, a chunk of it, verification and decoding are all this. */
 #include "block.h"
+#include "divide.h"
 #include "ops/graph.h"
 #include "ops/host.h"
 
@@ -8,14 +9,15 @@ bool model_cache_open(const Model *m, Cache *c, int nseq, int max_tokens, int ma
     KvShape *slots = xcalloc((size_t)m->L, sizeof *slots);
     for (int l = 0; l < m->L; l++)
         if (m->layer[l].owner) slots[l] = m->layer[l].rows;
-    bool ok = kv_open_tier(c, m->dev, m->opts.policy, m->opts.tier, slots, m->L, nseq, max_tokens, max_rows, page_rows,
-                           m->opts.poison, dry, e);
+    bool ok = kv_open_ranks(c, m->dev, m->opts.policy, m->opts.tier, m->opts.ranks, slots, m->L, nseq, max_tokens,
+                            max_rows, page_rows, m->opts.poison, dry, e);
     free(slots);
     int *order = xcalloc((size_t)m->L, sizeof *order), n = 0;
     for (int l = 0; l < m->L; l++)
         if (!m->layer[l].publisher) order[n++] = m->layer[l].kv_from;
     if (ok) kv_order(c, n, order);
     free(order);
+    if (ok) model_divide_open(m, c);
     for (int l = 0; ok && l < m->L; l++) {
         const Mixer *of = m->layer[l].kind->mixer;
         if (m->layer[l].owner && of->turns) kv_turns(kv_slot(c, l), of->turns(m->layer[l].cfg));
@@ -208,13 +210,16 @@ static void extend_pass(const Model *m, Workspace *ws, Run *r, const Cache *c, c
     const int guessed = guess_width(m);
     Tensor guess = ABSENT, guesses[2] = {ABSENT, ABSENT}; /* a layer reads one while it writes the next layer's */
     for (int i = 0; i < 2 && guessed; i++) guesses[i] = SCRATCH(r, "guessed queries", N, guessed);
-    r->in = r->out = (RowList){N, ws->idx};
+    r->share = measuring(r) ? model_shares(c) : r->share;
+    r->in = r->out = row_ranks_out(r, (RowList){N, ws->idx});
+    const int own = r->in.n ? r->in.idx[0] : 0; /* the first row that this rank makes */
     sums_need(m, r, 0);
-    model_embed(m, r, x, tok);
-    Norm norm = norm_before(m, ws, 0, N, room, rstd);
+    x = TENSOR(x.p, REAL, r->in.n, d);
+    model_embed(m, r, x, tok + own, r->batch->pos + own);
+    Norm norm = norm_before(m, ws, 0, r->in.n, room, rstd);
     model_norm(m, r, norm, x);
     for (int l = 0; l < m->L; l++) {
-        r->out = extend_rows(m, ws, N, l, looked, want);
+        r->out = row_ranks_out(r, extend_rows(m, ws, N, l, looked, want));
         r->probe = ws->probe[l], r->guess = guess;
         Tensor to = TENSOR(y.p, REAL, r->out.n, d), xn = norm.y;
         norm = norm_before(m, ws, l + 1, r->out.n, room, rstd);
@@ -225,7 +230,8 @@ static void extend_pass(const Model *m, Workspace *ws, Run *r, const Cache *c, c
         r->in = r->out;
     }
     r->probe = (Probe){0}, r->guess = ABSENT;
-    Tensor xf = norm.y;
+    Tensor xf = row_ranks_join(r, norm.y);
+    r->share = NULL;
     if (m->last_asked == m->L - 1) { /* not before the last layer could rows be left out */
         xf = SCRATCH(r, "wanted rows", want.n, d);
         r->ops->gather(r, xf, norm.y, r->out, want);
@@ -309,9 +315,11 @@ static bool extend_begin(const Model *m, Workspace *ws, Cache *c, const Batch *b
                              "token %d: position %d is beyond the %d positions that the model has; shorten the context",
                              i, b->pos[i], m->cfg.max_positions);
     if (!kv_begin(c, b, e)) return false;
+    kv_feed(c, b, tok);
     *r = workspace_run(ws);
     r->batch = b;
     r->mode = mode;
+    if (!(mode & RUN_HOLD)) r->share = model_divide(m, c, b);
     r->progress = 1;
     ws->held = arena_mark(&ws->scratch);
     return true;

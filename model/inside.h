@@ -32,13 +32,13 @@ static inline void head_logits(const Model *m, Run *r, Tensor logits, Tensor xf,
     r->ops->linear(r, logits, xf, head, ABSENT);
     if (!logits_plain(model_logits(m))) r->ops->map_logits(r, logits, model_logits(m));
 }
-/* x = scale embed[tok] + positions[pos] */
-static inline void model_embed(const Model *m, Run *r, Tensor x, const int *tok) {
+/* x = scale embed[tok] + positions[pos]; pos: of its rows */
+static inline void model_embed(const Model *m, Run *r, Tensor x, const int *tok, const int *pos) {
     r->ops->embed(r, x, m->w.embed, tok, m->cfg.embed_scale);
     if (!present(m->w.positions)) return;
     Mark mark = arena_mark(r->scratch);
     Tensor p = SCRATCH(r, "positions", x.n[0], x.n[1]);
-    r->ops->embed(r, p, m->w.positions, r->batch->pos, 1);
+    r->ops->embed(r, p, m->w.positions, pos, 1);
     r->ops->add(r, x, p);
     arena_release(r->scratch, mark);
 }

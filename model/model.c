@@ -21,7 +21,7 @@ static Run run_pass(const Model *m, Workspace *ws, const Batch *b, unsigned mode
 }
 static void embed_rows(const Model *m, Run *r, Tensor x, const int *tok) {
     r->layer = -1;
-    model_embed(m, r, x, tok);
+    model_embed(m, r, x, tok, r->batch->pos);
     if (r->mode & RUN_TRAIN) r->ops->dropout(r, x, DROP_EMBED, m->opts.dropout);
 }
 

@@ -69,6 +69,7 @@ typedef struct {
     const RowCodec *codec;   /* without train: how the cache stores its rows; NULL: as `real`s */
     const PolicyCfg *policy; /* without train: eviction policy of attention's rows, the caller's; NULL: keep all */
     const KvTier *tier;      /* without train: a limit of each cache's memory, the caller's; NULL: none */
+    const KvRanks *ranks;    /* without train: ranks that divide the rows of caches, the caller's; NULL: none */
     /* Which weights are trained, by name; NULL: all. The other matrices have no gradient; vectors and kernels of
      * convolutions keep theirs, because backward passes always write them. */
     bool (*trained)(const void *ctx, const char *path);

@@ -225,6 +225,8 @@ typedef struct {
     Tensor guess;   /* (out.n, heads, kdim) the layer's queries as the layer before guessed them (Mixer.queries) */
     Tensor novelty; /* (N) -log P of each row's token by the rows before it, 0 of a document's first; absent: no policy
                        asks for it */
+    struct RowRanks *share; /* the ranks that make the pass's rows together; NULL: this one makes all. Of them `in` and
+                               `out` are this rank's own (layers/cache/row_ranks.h) */
 } Run;
 /* Key of the noise of row i of the batch at a site (DropSite, ops.h): a function of seed, step, layer, sample and row
  * in the sample, so that recomputation, resumption, micro-batches and ranks all see the same. The draws of a row:

@@ -4,9 +4,10 @@
 /* All rows of the sequences whose queries have a history are read once. */
 static void attend_counts(const Run *r, const Slot *s) {
     const Batch *b = r->batch;
-    for (int m = 0, last = -1; m < r->out.n && !measuring(r); m++) {
-        const int q = b->of[r->out.idx[m]];
-        if (q == last || b->first[r->out.idx[m]] >= 0) continue;
+    const RowList out = s->ranks && r->share && !measuring(r) ? r->share->out : r->out;
+    for (int m = 0, last = -1; m < out.n && !measuring(r); m++) {
+        const int q = b->of[out.idx[m]];
+        if (q == last || b->first[out.idx[m]] >= 0) continue;
         last = q;
         for (int h = 0; h < s->t.s.lanes; h++) *s->read += slot_lane_bytes(s, b->seq[q] * s->t.s.lanes + h);
     }
@@ -15,7 +16,11 @@ void kv_attend(Run *r, const Slot *s, const Kv *pass, Tensor o, Tensor lse, Tens
     CHECK(!s->mirror || measuring(r) || !dirty_copy_behind(s->mirror), "tables that the device has not seen");
     if (s->tier && r->out.n && !measuring(r)) tier_stage(s);
     if (select_attend(r, s, pass, o, lse, q, spec, merge)) return;
-    r->ops->attend_lanes(r, o, lse, q, kv_lanes_there(s), pass, spec, merge);
+    CHECK(!s->ranks || !merge, "a partial of this rank alone");
+    if (s->ranks)
+        row_ranks_attend(r, s->ranks, kv_lanes_there(s), pass, o, lse, q, spec);
+    else
+        r->ops->attend_lanes(r, o, lse, q, kv_lanes_there(s), pass, spec, merge);
     attend_counts(r, s);
 }
 void kv_probe(Run *r, Tensor q, Tensor lse, AttnSpec spec) {

@@ -45,6 +45,10 @@ bool kv_begin(Cache *c, const Batch *b, Err *e) {
     return true;
 }
 
+void kv_feed(Cache *c, const Batch *b, const int *tok) {
+    if (c->ranks) row_ranks_feed(c->ranks, b, tok);
+}
+
 /* Whether row j of the pass, of which those before `end` are accepted, evicts its predecessor. */
 static bool row_evicts(const Kv *pass, int h, int j, int end) {
     return pass->s.evicts && j < end && R(pass->evicted)[(size_t)j * (size_t)pass->s.lanes + (size_t)h] != 0;
@@ -172,7 +176,8 @@ static void cache_append(const Run *r, Slot *s, const Kv *pass, const int *accep
             for (int j = from; j < end; j++) {
                 size_t row = (size_t)j * (size_t)K + (size_t)h;
                 bool evicted = row_evicts(pass, h, j + 1, end);
-                if (evicted && b->pos[end - 1] + 1 - b->pos[j] > delay) continue; /* no later query sees it */
+                if (evicted && b->pos[end - 1] + 1 - b->pos[j] > delay) continue;    /* no later query sees it */
+                if (s->ranks && !row_ranks_hold(&s->ranks->of, b->pos[j])) continue; /* another rank has it */
                 size_t at = stored_put(d, s, lane, w++, row, b->pos[j]);
                 if (s->t.s.evicts) slot_store_evicts(s, lane, w - 1, at, evicted);
             }
@@ -230,11 +235,16 @@ static bool slot_cuts(const Slot *s) {
     const KvShape *k = &s->t.s;
     return !k->lanes || !(k->carry_rows || k->evicts || s->chosen);
 }
+/* Rows of a lane after the first `tokens` tokens of a document, none of which has left. */
+static int slot_first_rows(const Slot *s, int tokens) {
+    return s->ranks ? row_ranks_held(&s->ranks->of, tokens) : tokens;
+}
 static bool slot_rewinds(const Slot *s, int seq, int to, bool marked) {
     const KvShape *k = &s->t.s;
     if ((k->state && !marked) || !slot_cuts(s)) return false;
     for (int lane = seq * k->lanes; lane < (seq + 1) * k->lanes; lane++) {
-        CHECK(to < s->t.hi[lane] - s->t.s0[lane], "%d tokens of %d", to, s->t.hi[lane] - s->t.s0[lane]);
+        const int rows = slot_first_rows(s, to), has = s->t.hi[lane] - s->t.s0[lane];
+        CHECK(rows < has || (s->ranks && rows == has), "%d tokens, %d rows of %d", to, rows, has);
         if (s->t.lo[lane] != s->t.s0[lane]) return false; /* rows have left the window */
     }
     return true;
@@ -275,7 +285,7 @@ int kv_rewind(Cache *c, int seq, int to, const void *mark) {
         if (mark) at = slot_mark(s, seq, at, false);
         for (int h = 0; h < s->t.s.lanes; h++) {
             const int lane = seq * s->t.s.lanes + h, s0 = s->t.s0[lane];
-            slot_show(s, lane, s0, s0, s0 + to);
+            slot_show(s, lane, s0, s0, s0 + slot_first_rows(s, to));
         }
     }
     return to;
@@ -368,12 +378,51 @@ bool kv_open_policy(Cache *c, Device *dev, const PolicyCfg *policy, const KvShap
 }
 bool kv_open_tier(Cache *c, Device *dev, const PolicyCfg *policy, const KvTier *tier, const KvShape *slots, int nslots,
                   int nseq, int max_tokens, int max_rows, int page_rows, bool poison, bool dry, Err *e) {
+    return kv_open_ranks(c, dev, policy, tier, NULL, slots, nslots, nseq, max_tokens, max_rows, page_rows, poison, dry,
+                         e);
+}
+static bool slot_divides(const KvShape *k) { return k->lanes && !k->window; }
+/* Whether the rows of such a cache can be divided among ranks. */
+static bool cache_divides(Device *dev, const PolicyCfg *policy, const KvTier *tier, const KvRanks *ranks,
+                          const KvShape *slots, int nslots, Err *e) {
+    int n = 0;
+    if (dev) return err_input(e, "--cache-ranks: ranks exchange rows in the memory of the CPU; take --device cpu");
+    if (policy_any(policy))
+        return err_input(e,
+                         "--cache-ranks: a policy chooses among all rows of a layer, and no rank has them; leave out "
+                         "it or --policy");
+    if (tier && tier->memory)
+        return err_input(e, "--cache-ranks: each rank has its rows in memory; leave out it or --cache-memory");
+    for (int i = 0; i < nslots; i++) {
+        if (slots[i].evicts || slots[i].carry_rows)
+            return err_input(e, "--cache-ranks: this model's layers merge or evict rows (dmc, dms), which no rank has "
+                                "all of; leave it out");
+        if (rows_together(&slots[i]))
+            return err_input(e,
+                             "--cache-ranks: --cache-dtype %s stores rows of neighbours in blocks, but ranks have "
+                             "every other row; take another codec",
+                             slots[i].codec->name);
+        if (ranks->prompts && slots[i].state)
+            return err_input(
+                e, "--cache-ranks prompt: layers of this model have a state (kda, mamba2, ...), which needs a "
+                   "prompt's tokens one after the other; take --cache-ranks rows");
+        n += slot_divides(&slots[i]);
+    }
+    return n || err_input(e, "--cache-ranks: no layer of this model keeps all rows, so there is nothing to divide; "
+                             "leave it out");
+}
+bool kv_open_ranks(Cache *c, Device *dev, const PolicyCfg *policy, const KvTier *tier, const KvRanks *ranks,
+                   const KvShape *slots, int nslots, int nseq, int max_tokens, int max_rows, int page_rows, bool poison,
+                   bool dry, Err *e) {
     if (!device_apart(dev)) dev = NULL;
+    if (ranks && ranks->world == 1) ranks = NULL;
+    if (ranks && !cache_divides(dev, policy, tier, ranks, slots, nslots, e)) return false;
     const int more = policy_replay_tokens(policy, max_tokens), spare = more ? nseq++ : -1;
     max_tokens += more;
     *c = (Cache){
         .nslots = nslots, .nseq = nseq, .spare = spare, .slot = xcalloc((size_t)nslots, sizeof *c->slot), .dev = dev};
     if (policy) c->policy = *policy;
+    if (ranks) c->ranks = row_ranks_open(ranks, max_rows);
     if (policy_acts(policy)) c->observed = xcalloc((size_t)nseq, sizeof(int));
     if (c->policy.read) {
         c->after = xcalloc((size_t)nseq, sizeof(int));
@@ -386,13 +435,17 @@ bool kv_open_tier(Cache *c, Device *dev, const PolicyCfg *policy, const KvTier *
                              slots[i].codec->name, device_ops(dev)->name);
         }
         const int rows = c->policy.read && !slots[i].coded ? c->policy.page : page_rows ? page_rows : PAGE_ROWS;
-        if (!slot_shape(&c->slot[i], &slots[i], nseq, max_tokens, max_rows, rows)) {
+        const bool divided = ranks && slot_divides(&slots[i]);
+        const int most = divided ? (max_tokens + ranks->world - 1) / ranks->world : max_tokens;
+        if (!slot_shape(&c->slot[i], &slots[i], nseq, most, max_rows, rows)) {
             kv_close(c);
             return err_runtime(e,
                                "out of memory: a cache of %d sequences of %d tokens; fewer or shorter ones need less",
                                nseq, max_tokens);
         }
         c->slot[i].dev = dev;
+        c->slot[i].max_tokens = max_tokens;
+        if (divided) c->slot[i].ranks = c->ranks, c->slot[i].t.s.sparse = true;
         slot_choose(c, &c->slot[i]);
         c->block = imax(c->block, rows_together(&slots[i]));
         CHECK(!rows_together(&slots[i]) || !(slots[i].evicts || c->slot[i].chosen || c->slot[i].policy.read),
@@ -453,6 +506,7 @@ void kv_close(Cache *c) {
     free(c->observed);
     free(c->after);
     for (int i = 0; c->slot && i < c->nslots; i++) free(c->slot[i].turns);
+    row_ranks_close(c->ranks);
     free(c->slot);
     *c = (Cache){0};
 }
@@ -464,7 +518,9 @@ size_t kv_read(const Cache *c) {
     for (int i = 0; i < c->nslots; i++) n += c->slot[i].read ? *c->slot[i].read : 0;
     return n;
 }
-bool kv_sound(const Cache *c, Err *e) { return !c->tier || tier_sound(c->tier, e); }
+bool kv_sound(const Cache *c, Err *e) {
+    return (!c->tier || tier_sound(c->tier, e)) && (!c->ranks || row_ranks_sound(c->ranks, e));
+}
 KvDisk kv_disk(const Cache *c) {
     KvDisk d = c->tier ? tier_report(c->tier) : (KvDisk){0};
     d.memory = c->mem.size;

@@ -10,6 +10,7 @@
 #pragma once
 #include "layers/kv.h"
 #include "policy.h"
+#include "row_ranks.h"
 #include "ops/dirty_copy.h"
 
 /* A limit of a cache's memory, and where rows go that do not fit (tier.h). */
@@ -46,6 +47,7 @@ typedef struct {
     real *scores;      /* of a device, the host's copy of a slot's Slot.score */
     Device *dev;       /* NULL: the host's memory */
     struct Tier *tier; /* rows that are on disk; NULL: no limit was given */
+    RowRanks *ranks;   /* who has the others' rows; NULL: this process has all */
     struct Graphs
         *graphs; /* what of a decoding step over it the device replays (ops/graph.h), its owner's; NULL: nothing */
 } Cache;
@@ -66,6 +68,11 @@ bool kv_open_policy(Cache *, Device *, const PolicyCfg *, const KvShape *slots, 
  * memory of its own. EXIT_RUNTIME: the disk is full. */
 bool kv_open_tier(Cache *, Device *, const PolicyCfg *, const KvTier *, const KvShape *slots, int nslots, int nseq,
                   int max_tokens, int max_rows, int page_rows, bool poison, bool dry, Err *);
+/* The same with rows divided among ranks (NULL, or one rank: they are not). Every rank opens a cache of the same shape
+ * and makes the same calls. EXIT_INPUT: it has a policy, a limit of memory, memory of a device, rows that mixers evict
+ * or that a codec stores together, or no slot whose rows all stay. */
+bool kv_open_ranks(Cache *, Device *, const PolicyCfg *, const KvTier *, const KvRanks *, const KvShape *slots,
+                   int nslots, int nseq, int max_tokens, int max_rows, int page_rows, bool poison, bool dry, Err *);
 /* The slots in the order in which a pass reads them, for reading ahead; without a call, by their numbers. */
 void kv_order(Cache *, int n, const int *slots);
 void kv_close(Cache *);
@@ -75,6 +82,8 @@ Slot *kv_slot(const Cache *, int i);
  * (EXIT_INPUT: a sequence would grow past max_tokens); then nothing has changed. A device sees the tables as they are
  * now until the next one. EXIT_RUNTIME: see kv_sound. */
 bool kv_begin(Cache *, const Batch *, Err *);
+/* The tokens of a pass that has begun: ranks compare them. Nothing where rows are not divided. */
+void kv_feed(Cache *, const Batch *, const int *tok);
 /* Store the first accept[b] rows (NULL: all) of each sequence in the slot; not visible before kv_end. When the last
  * accepted row's document began in this pass, older rows are dropped by kv_end and only that document is stored.
  * The host reads pass->evicted: of a device's pass it is a view. */
@@ -82,8 +91,8 @@ void kv_append(Run *, Slot *, const Kv *pass, const int *accept);
 /* Lengths become visible; rows past retention or evicted by the mixer are given back. */
 void kv_end(Cache *, const Batch *, const int *accept);
 
-/* False (EXIT_RUNTIME), from then on: the disk that rows are on failed, and what was read since is not theirs. Who runs
- * a pass or anything else that reads or writes rows asks when it is over. */
+/* False (EXIT_RUNTIME), from then on: the disk that rows are on failed, or a rank that has others did, and what was
+ * read since is not theirs. Who runs a pass or anything else that reads or writes rows asks when it is over. */
 bool kv_sound(const Cache *, Err *);
 
 /* ---- policies (policy.h); nothing where there is none ----*/
@@ -132,7 +141,7 @@ size_t blocks_bytes(const KvShape *, int s0, int sinks, int lo, int hi);
 
 /* Reports and tests. */
 size_t kv_read(const Cache *);                /* bytes of rows that the last pass read, of all sequences and readers */
-int kv_rows(const Slot *, int seq, int lane); /* rows resident in one lane */
+int kv_rows(const Slot *, int seq, int lane); /* rows resident in one lane, of this rank */
 int kv_pages(const Slot *);                   /* pages in use, by all sequences */
 size_t kv_bytes(const Cache *, int seq);      /* bytes of resident rows, carried rows and states of one sequence */
 /* The same of all sequences with used[seq] != 0; a row that several of them have is counted once. */

@@ -200,6 +200,8 @@ void kv_parts_free(KvParts *p) {
 bool kv_save(const Cache *c, int seq, KvParts *out, Err *e) {
     CHECK(seq >= 0 && seq < c->nseq, "sequence %d of %d", seq, c->nseq);
     *out = (KvParts){0};
+    if (c->ranks)
+        return err_input(e, "cache: this rank has a part of the rows; a file holds those of a whole sequence");
     const int words[2] = {c->observed ? c->observed[seq] : 0, c->after ? c->after[seq] : INT32_MAX};
     memcpy(parts_add(out, "cache", "I32", 2, sizeof words), words, sizeof words);
     for (int i = 0; i < c->nslots; i++) slot_save(&c->slot[i], i, seq, out);
@@ -312,6 +314,8 @@ static bool words_sound(const Cache *c, const int w[2], int length, Err *e) {
     return err_input(e, "cache: lengths %d and %d cannot be those of a document of %d tokens", w[0], w[1], length);
 }
 bool kv_restore(Cache *c, int seq, int length, const KvParts *in, Err *e) {
+    if (c->ranks)
+        return err_input(e, "cache: a file holds the rows of a whole sequence; this rank keeps a part of them");
     SlotParts *m = xcalloc((size_t)c->nslots + 1, sizeof *m);
     size_t(*bytes)[PARTS] = xcalloc((size_t)c->nslots + 1, sizeof *bytes);
     int words[2] = {0}, met = 1, all = 0;

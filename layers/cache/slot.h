@@ -7,10 +7,11 @@
 #include "tier.h"
 
 struct Slot {
-    Device *dev; /* NULL: rows and states lie with the host */
-    Tier *tier;  /* rows are on disk, and Lanes.data only where tier_stage has brought them; NULL: they are in memory */
-    int number;  /* of the slot in its cache */
-    size_t at;   /* of a slot on disk: where its rows begin in the file */
+    Device *dev;     /* NULL: rows and states lie with the host */
+    RowRanks *ranks; /* this process has a part of the rows (row_ranks.h); NULL: it has all */
+    Tier *tier; /* rows are on disk, and Lanes.data only where tier_stage has brought them; NULL: they are in memory */
+    int number; /* of the slot in its cache */
+    size_t at;  /* of a slot on disk: where its rows begin in the file */
     Lanes t;
     Lanes there;                                  /* of a device: the same as its kernels see it */
     DirtyCopy *mirror;                            /* what of t that lacks; NULL: the host's memory */

@@ -174,9 +174,10 @@ static void dmc_carry(Run *r, const DmcCfg *c, Kv *kv, const S *s, Tensor z) {
 
 /* The inner function of forward (without a history) and extend (with one). */
 static void dmc_run(Run *r, const DmcCfg *c, const GqaW *w, Tensor x, Kv *kv, S *s, const Slot *history, Tensor y) {
-    CHECK(r->in.n == r->batch->N, "%d rows of %d", r->in.n, r->batch->N);
+    CHECK(r->in.n == r->batch->N || !(dmc_merges(c) || dmc_soft(c)), "%d rows of %d", r->in.n, r->batch->N);
     Mark mark = arena_mark(r->scratch);
-    Tensor k = dmc_merges(c) ? s->k : kv->k, v = dmc_merges(c) ? s->v : kv->v;
+    const Kv made = kv_made(r, kv);
+    Tensor k = dmc_merges(c) ? s->k : made.k, v = dmc_merges(c) ? s->v : made.v;
     bool all = r->in.n == r->out.n; /* otherwise queries have fewer rows */
     Projection p[] = {{k, w->wk, w->bk}, {v, w->wv, w->bv}, {s->q, w->wq, w->bq}};
     r->ops->linear_many(r, 2 + all, p, x);
@@ -188,7 +189,7 @@ static void dmc_run(Run *r, const DmcCfg *c, const GqaW *w, Tensor x, Kv *kv, S 
         r->ops->merge(r, kv->v, z, v, s->alpha, s->omega, c->window, past, c->g.head_dim);
         dmc_carry(r, c, kv, s, z);
     }
-    turn_k(r, c, kv->k, r->in, 1);
+    turn_k(r, c, made.k, r->in, 1);
     kv_settle(r, kv); /* carried rows keep their exact values */
     if (!all) r->ops->linear(r, s->q, wanted_rows(r, x), w->wq, w->bq);
     turn_q(r, c, s->q, r->out, 1);

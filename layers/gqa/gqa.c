@@ -178,13 +178,14 @@ static void gqa_run(Run *r, const GqaCfg *c, const GqaW *w, Tensor x, Kv *kv, S 
     Projection q = {present(w->nq) ? s->q_raw : s->q, w->wq, w->bq}, gate = {s->gate, w->wg, w->bg};
     if (c->heads && all) p[n++] = q;
     if (c->heads && all && c->out_gate) p[n++] = gate;
+    const Kv made = kv_made(r, kv);
     if (c->base.owner) {
-        p[n++] = (Projection){present(w->nk) ? s->k_raw : kv->k, w->wk, w->bk};
-        p[n++] = (Projection){kv->v, w->wv, w->bv};
+        p[n++] = (Projection){present(w->nk) ? s->k_raw : made.k, w->wk, w->bk};
+        p[n++] = (Projection){made.v, w->wv, w->bv};
     }
     if (n) r->ops->linear_many(r, n, p, x);
     if (c->base.owner) {
-        gqa_turn(r, c, r->in, kv->k, s->k_raw, s->k_rstd, w->nk);
+        gqa_turn(r, c, r->in, made.k, s->k_raw, s->k_rstd, w->nk);
         kv_settle(r, kv);
     }
     if (!c->heads) return;

@@ -161,6 +161,7 @@ static Tensor rope_keys_of(Run *r, const MlaCfg *c, int N, Tensor k, Dtype dtype
 
 static void mla_latents(Run *r, const MlaCfg *c, const W *w, Tensor x, Kv *kv, S *s) {
     Mark mark = arena_mark(r->scratch);
+    const Tensor rows = kv_made(r, kv).k;
     int N = r->in.n, rank = c->kv_rank, ropes = rope_width(c);
     Tensor latent = SCRATCH_OF(r, "latent", x.dtype, N, rank), u = c->latent_norm ? s->u : latent;
     Tensor k = ropes ? SCRATCH_OF(r, "rope keys", x.dtype, N, c->rope_heads, c->rope_dim) : ABSENT;
@@ -168,10 +169,10 @@ static void mla_latents(Run *r, const MlaCfg *c, const W *w, Tensor x, Kv *kv, S
                       {k, tensor_part(w->wa, rank, ropes), tensor_part(w->ba, rank, ropes)}};
     r->ops->linear_many(r, 1 + (ropes > 0), p, x);
     if (c->latent_norm) r->ops->rmsnorm(r, latent, s->rstd, u, w->nkv, latent_eps);
-    r->ops->columns(r, kv->k, 0, latent, 0, rank);
+    r->ops->columns(r, rows, 0, latent, 0, rank);
     if (ropes) {
         r->ops->rope(r, k, &c->k_turn, r->in, 1);
-        r->ops->columns(r, kv->k, rank, tensor_rows(k, ropes), 0, ropes);
+        r->ops->columns(r, rows, rank, tensor_rows(k, ropes), 0, ropes);
     }
     kv_settle(r, kv);
     arena_release(r->scratch, mark);

@@ -42,7 +42,8 @@ refused() { # part, then the words
         wrong "$*: exit $rc: $(cat "$tmp/err"), expected '$part'"
 }
 refused "expected -- train" launch
-refused "expected train ... or bench comm" launch -n 2 -- generate x
+refused "expected train ..., bench comm ..., generate ... or logits" launch -n 2 -- eval x
+refused "without --cache-ranks every rank of generate would do the same" launch -n 2 -- generate x
 refused "expected a whole number from 1" launch -n 0 -- bench comm
 refused "expected a number from 0.1" launch --deadline 0 -- bench comm
 refused "--max-restarts" launch --max-restarts -1 -- bench comm

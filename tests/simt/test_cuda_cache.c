@@ -148,6 +148,23 @@ Test(cuda_cache, a_limit_of_memory_is_refused) {
     kv_close(&c);
     device_close(cuda);
 }
+static bool cuda_cache_never(void *ctx, const char *name, real *buf, size_t count, Err *e) {
+    (void)ctx, (void)name, (void)buf, (void)count;
+    return err_runtime(e, "never called");
+}
+Test(cuda_cache, divided_rows_are_refused) {
+    const KvShape s = {.lanes = 2, .kdim = 8, .vdim = 8};
+    const KvRanks two = {.world = 2, .gather = cuda_cache_never};
+    Device *cuda;
+    Cache c;
+    Err e = {0};
+    cr_assert(device_open(&cuda, "cuda", 1, &e), "%s", e.msg);
+    cr_assert(!kv_open_ranks(&c, cuda, NULL, NULL, &two, &s, 1, 1, 8, 8, 0, true, false, &e) && e.status == EXIT_INPUT);
+    cr_assert(strstr(e.msg, "take --device cpu"), "%s", e.msg);
+    cr_assert(kv_open_ranks(&c, NULL, NULL, NULL, &two, &s, 1, 1, 8, 8, 0, true, false, &e), "%s", e.msg);
+    kv_close(&c);
+    device_close(cuda);
+}
 /* A codec that no kernel reads is refused when the cache is opened, on the device alone. */
 Test(cuda_cache, a_codec_without_a_kernel_is_refused) {
     RowCodec strange = codec_int8;

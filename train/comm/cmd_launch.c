@@ -6,7 +6,7 @@
 #include "ranks.h"
 
 int cmd_launch(int argc, char **argv);
-const CliSpec *train_spec(void), *bench_comm_spec(void);
+const CliSpec *train_spec(void), *bench_comm_spec(void), *generate_spec(void), *logits_spec(void);
 
 enum { KEY_RESTARTS = 1000, KEY_DEADLINE, WORDS_MAX = 512, RANKS_MOST = 1024 };
 typedef struct {
@@ -44,11 +44,12 @@ static const struct argp_option options[] = {
     {"deadline", KEY_DEADLINE, "S", 0, "Seconds that a rank waits for another before it gives up (default 300)", 0},
     {0}};
 static const CliSpec spec = {
-    .args = "-- train|bench comm ...",
+    .args = "-- train|bench comm|generate|logits ...",
     .doc =
         "Starts N ranks of a command on this machine and divides the processors among them unless threads are given. "
         "With several ranks, OMP_PROC_BIND, OMP_PLACES and GOMP_CPU_AFFINITY are removed from their environment, since "
-        "they would put all ranks on the same processors. When a rank dies or hangs, the others exit within the "
+        "they would put all ranks on the same processors. generate and logits need --cache-ranks: the ranks then "
+        "divide the rows of one cache. When a rank dies or hangs, the others exit within the "
         "deadline with a line that names it; with --max-restarts the run then continues from its newest checkpoint. "
         "SIGINT, SIGTERM, SIGHUP and SIGUSR1 reach every rank once. The exit status is 2 if a rank exits with 2, else "
         "1 if one failed, else 130 if they were interrupted. A run that diverged is not restarted.",
@@ -68,25 +69,40 @@ static void cmd_launch_resume(Args *a) {
     a->word[a->nword + 1] = NULL;
 }
 
+/* The options of the command that is started; NULL: it is none that runs as ranks. */
+static const CliSpec *cmd_launch_spec(const Args *a, Err *e) {
+    const char *name = a->word[1];
+    CliPeek p;
+    if (!strcmp(name, "train")) return train_spec();
+    if (!strcmp(name, "bench") && a->nword > 1 && !strcmp(a->word[2], "comm")) return bench_comm_spec();
+    const CliSpec *s = !strcmp(name, "generate") ? generate_spec() : !strcmp(name, "logits") ? logits_spec() : NULL;
+    if (s) {
+        cli_peek(s, a->nword, (char *const *)a->word + 1, &p);
+        if (p.ranks) return s;
+        err_input(e,
+                  "launch: without --cache-ranks every rank of %s would do the same; add --cache-ranks rows, with "
+                  "which they divide the cache",
+                  name);
+        return NULL;
+    }
+    err_input(e, "launch: expected train ..., bench comm ..., generate ... or logits ... after --, got '%.60s'", name);
+    return NULL;
+}
+
 int cmd_launch(int argc, char **argv) {
     Args a = {.deadline = COMM_DEADLINE, .word = {"kvsmith"}};
     Cli cli;
     Err e = {0};
     int status = 0;
     if (!cli_parse(&spec, &cli, &a, argc, argv, &status)) return status;
-    bool bench = !strcmp(a.word[1], "bench") && a.nword > 1 && !strcmp(a.word[2], "comm");
-    if (strcmp(a.word[1], "train") && !bench) {
-        err_input(&e, "launch: expected train ... or bench comm ... after --, got '%.60s'", a.word[1]);
-        return cli_fail(&e);
-    }
+    const CliSpec *ranked = cmd_launch_spec(&a, &e);
+    if (!ranked) return cli_fail(&e);
     if (cli.threads >= 0 || cli.isa || cli.device || cli.json || cli.bf16 || cli.quiet) {
         err_input(&e, "launch: options of the ranks go after the command: launch -n 2 -- train CONFIG --threads 1");
         return cli_fail(&e);
     }
     char why[200];
-    if (!a.ranks)
-        a.ranks = imin(RANKS_MOST, launch_default(bench ? bench_comm_spec() : train_spec(), a.nword, a.word + 1,
-                                                  device_gpus(why), procs()));
+    if (!a.ranks) a.ranks = imin(RANKS_MOST, launch_default(ranked, a.nword, a.word + 1, device_gpus(why), procs()));
     Launch l = {.ranks = a.ranks, .deadline = a.deadline, .words = a.word + 1};
     for (l.restart = 0;; l.restart++) {
         if (!launch_run(&l, &e)) return cli_fail(&e);
