@@ -19,23 +19,12 @@ static void infinipot_score(Run *r, const Kv *pass, Tensor score) {
     r->ops->move(r, score, to, r->novelty, from, (int)n, 1);
     run_release(r, mark);
 }
-/* Of a lane: the novel rows stay, then its attention is what speaks for the others. */
-static void infinipot_lane(const Choice *c, PolicyLane *l) {
-    Ranked *row = xcalloc((size_t)l->n + 1, sizeof *row);
-    int n = 0, left = l->budget;
-    for (int i = 0; i < l->n; i++) {
-        const real s = l->score[i];
-        left -= l->stays[i];
-        if (!l->stays[i]) row[n++] = (Ranked){s == s ? s : -(real)INFINITY, i}; /* NaN has no order */
-    }
-    const int novel = imin(n, imax(0, (int)(c->p->share * left + 1e-9)));
-    qsort(row, (size_t)n, sizeof *row, ranked_first);
-    for (int i = 0; i < novel; i++) l->stays[row[i].at] = true;
-    for (int i = 0; i < l->n; i++) l->score[i] = l->stat[i];
-    free(row);
-}
 static void infinipot_select(Choice *c) {
-    for (int h = 0; h < c->lanes; h++) infinipot_lane(c, &c->lane[h]);
+    for (int h = 0; h < c->lanes; h++) {
+        PolicyLane *l = &c->lane[h];
+        policy_stay(l, c->p->share); /* the novel rows; then attention speaks for the others */
+        for (int i = 0; i < l->n; i++) l->score[i] = l->stat[i];
+    }
 }
 static const Key keys[] = {
     POLICY_KEY(budget, KEY_FLOAT, "2048", 0.001, 1e9, "rows, or up to 1 a share of the tokens"),

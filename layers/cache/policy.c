@@ -191,6 +191,19 @@ static void lane_pool(const Choice *c, PolicyLane *l) {
 void policy_pool(Choice *c) {
     for (int h = 0; h < c->lanes; h++) lane_pool(c, &c->lane[h]);
 }
+void policy_stay(PolicyLane *l, double share) {
+    Ranked *row = xcalloc((size_t)l->n + 1, sizeof *row);
+    int n = 0, left = l->budget;
+    for (int i = 0; i < l->n; i++) {
+        const real s = l->score[i];
+        left -= l->stays[i];
+        if (!l->stays[i]) row[n++] = (Ranked){s == s ? s : -(real)INFINITY, i}; /* NaN has no order */
+    }
+    const int most = imin(n, imax(0, (int)(share * left + 1e-9)));
+    qsort(row, (size_t)n, sizeof *row, ranked_first);
+    for (int i = 0; i < most; i++) l->stays[row[i].at] = true;
+    free(row);
+}
 void policy_sums(Choice *c) {
     for (int h = 0; h < c->lanes; h++)
         for (int i = 0; i < c->lane[h].n; i++) c->lane[h].score[i] = c->lane[h].kept[i] += c->lane[h].stat[i];

@@ -49,7 +49,7 @@ typedef struct {
     int catalyst;         /* infinipot: 1: ASK_PROMPT instead of Policy.ask.whom */
     PolicyAsked request[REQUESTS]; /* the words that ask for it, as tokens of the model; none: nothing is asked */
     double share;                  /* meaning: the policy's own table */
-    double heavy, local;           /* fastgen */
+    double heavy, local;           /* fastgen; heavy: qhitter */
     double slope;                  /* pyramidkv: mean budget / that of the last slot */
     double reads;                  /* rows that a step reads, as budget; of those: */
     int recent, page;              /* newest rows that are read anyway; rows of a page */
@@ -173,7 +173,7 @@ struct Policy {
 #define POLICIES(X) \
     X(window) X(random) X(knorm) X(h2o) X(vatp) X(scissorhands) X(tova) X(snapkv) X(pyramidkv) X(adakv) \
     X(simlayerkv) X(nacl) X(morphkv) X(fastgen) X(hashevict) X(expected) X(rocketkv) X(kvzip) X(quest) \
-    X(hybrid) X(shadowkv) X(infinigen) X(tailorkv) X(infinipot)
+    X(hybrid) X(shadowkv) X(infinigen) X(tailorkv) X(infinipot) X(qhitter)
 /* clang-format on */
 #define POLICY_DECLARED(name) extern const Policy policy_##name;
 POLICIES(POLICY_DECLARED)
@@ -262,5 +262,8 @@ void policy_dots(const PageChoice *, const real *query, int width, real *out);
 void policy_bound_query(const real *q, int D, real *out);
 /* For `judge`. Each x (n) becomes e^x over the sum of all; -inf becomes 0. At least one is finite. */
 void policy_softmax(real *x, int n);
+/* For `select`. Of the rows that the budget has beyond those that stay, this share goes to the rows with the highest
+ * scores now; older ones first of equal ones, NaN never. */
+void policy_stay(PolicyLane *, double share);
 /* For `select`. score = kept += stat: what all queries so far gave each row. */
 void policy_sums(Choice *);

@@ -140,6 +140,19 @@ def evict_together(text, o, n):
             rows.sort()
 
 
+def four_bits(x):
+    """How far x is from its nearest codes of 4 bits, the zero among them."""
+    scale = max(x.max() - x.min(), 1e-5) / 15
+    zero = np.clip(-np.round(x.min() / scale), 0, 15)
+    return np.linalg.norm((np.clip(np.round(x / scale) + zero, 0, 15) - zero) * scale - x)
+
+
+def unit(lanes):
+    """Values of the rows of all lanes, scaled to 0..1."""
+    low, high = (f(v for lane in lanes for v in lane.values()) for f in (min, max))
+    return [{j: (v - low) / (high - low) for j, v in lane.items()} for lane in lanes]
+
+
 def evict(text, name, o, n, layers=None, lanes=None):
     """The rule of policy `name` at a length of n; settings of those that divide rows among layers and lanes."""
     if name == "kvzip":
@@ -156,7 +169,7 @@ def evict(text, name, o, n, layers=None, lanes=None):
             if name == "random":
                 key = mix(mix(o["seed"], s), lane)
                 score[lane] = {j: uniform(key, j) for j in rows}
-            if name in ("h2o", "vatp"):
+            if name in ("h2o", "vatp", "qhitter"):
                 score[lane] = text.of_lane(s, lane, range(n))
             if name == "vatp":
                 score[lane] = {j: a * np.abs(V[s, j, lane]).sum() for j, a in score[lane].items()}
@@ -232,6 +245,15 @@ def evict(text, name, o, n, layers=None, lanes=None):
                 top = keep_top(rows, a, n, o, sure)
                 key = mix(mix(o["seed"], s), lane)
                 score[lane] = {j: math.inf if j in top else a[j] - math.log(-math.log(uniform(key, j))) for j in rows}
+        if name == "qhitter":
+            error = [[{j: four_bits(x[s, j, lane]) for j in text.kept[s][lane]} for lane in range(LANES)] for x in (K, V)]
+            a, k, v = (unit(x) for x in (score, *error))
+            for lane in range(LANES):
+                fixed = [j for j in text.kept[s][lane] if j < o["sinks"] or j >= n - o["window"]]
+                heavy = sorted((j for j in text.kept[s][lane] if j not in fixed), key=lambda j: (-score[lane][j], j))
+                heavy = heavy[:max(0, int(o["heavy"] * (budget[lane] - len(fixed)) + 1e-9))]
+                score[lane] = {j: math.inf if j in heavy else o["share"] * a[lane][j] +
+                               (1 - o["share"]) * (2 - k[lane][j] - v[lane][j]) / 2 for j in text.kept[s][lane]}
         if lanes:
             fixed = [sum(j < o["sinks"] or j >= n - o["window"] for j in text.kept[s][lane]) for lane in range(LANES)]
             free = sum(budget) - sum(fixed)
@@ -285,6 +307,11 @@ SPECS = (
         "h2o:budget=0.4,window=4,sinks=0,every=6",
         "h2o:budget=14,window=4,sinks=1,every=1",
         "h2o:budget=0.3,window=5,sinks=0,every=0",
+        "qhitter:budget=0.4,window=3,sinks=2,every=6,share=0.5,heavy=0.35",
+        "qhitter:budget=0.5,window=1,sinks=0,every=0,share=0.5,heavy=0.35",
+        "qhitter:budget=17,window=2,sinks=1,every=5,share=0.2,heavy=0.0",
+        "qhitter:budget=17,window=2,sinks=1,every=5,share=1.0,heavy=0.5",
+        "qhitter:budget=0.5,window=4,sinks=0,every=0,share=0.5,heavy=0.5+pyramidkv:share=3",
         "vatp:budget=0.4,window=4,sinks=2,every=6",
         "vatp:budget=0.4,window=5,sinks=2,every=0",
         "scissorhands:budget=0.4,window=4,sinks=0,every=10,queries=10",

@@ -263,6 +263,35 @@ Test(policy_golden, kvpress, .timeout = 60) {
     cr_assert(texts("tests/golden/kvpress.txt", seen) == 10);
 }
 
+/* Rows that a policy keeps of each lane. */
+static void kept_by(const char *spec, uint64_t set[SLOTS][LANES]) {
+    Bench b = {.queries = 0};
+    text(&b, spec, TOKENS);
+    for (int s = 0; s < SLOTS; s++)
+        for (int h = 0; h < LANES; h++) set[s][h] = shown(&b, s, h);
+    kv_close(&b.c);
+    rig_close(&b.g);
+}
+/* Where attention is all that speaks for a row, however much of the budget is attention's by itself. */
+Test(policy_golden, qhitter_by_attention_alone_is_h2o, .timeout = 60) {
+    static const char *const cut[] = {"budget=17,window=2,sinks=1,every=5", "budget=0.4,window=4,sinks=0,every=0"};
+    int differ = 0;
+    for (int k = 0; k < 2; k++)
+        for (int heavy = 0; heavy < 3; heavy++) {
+            char spec[120];
+            uint64_t h2o[SLOTS][LANES], alone[SLOTS][LANES], half[SLOTS][LANES];
+            snprintf(spec, sizeof spec, "h2o:%s", cut[k]);
+            kept_by(spec, h2o);
+            snprintf(spec, sizeof spec, "qhitter:%s,share=1,heavy=%g", cut[k], heavy / 2.0);
+            kept_by(spec, alone);
+            cr_assert(!memcmp(alone, h2o, sizeof h2o), "%s is not h2o", spec);
+            snprintf(spec, sizeof spec, "qhitter:%s,share=0.5,heavy=%g", cut[k], heavy / 2.0);
+            kept_by(spec, half);
+            differ += memcmp(half, h2o, sizeof h2o) != 0;
+        }
+    cr_assert(differ == 4, "%d of 6 cuts are not h2o's; with all of the budget to attention they are", differ);
+}
+
 /* A caller that does not cut its passes loses queries of policies that ask each of them: the cache stops it. */
 static void uncut(const char *spec) {
     Bench b = {.queries = 0};

@@ -33,7 +33,8 @@ static const char *const stacks[] = {"knorm+adakv",
                                      "knorm+adakv+shadowkv",
                                      "snapkv+infinigen",
                                      "snapkv+tailorkv",
-                                     "infinipot+pyramidkv"};
+                                     "infinipot+pyramidkv",
+                                     "qhitter+pyramidkv"};
 enum { STACKS = sizeof stacks / sizeof *stacks };
 static const char *policy_text(int k) {
     int n = 0;
