@@ -10,24 +10,16 @@
  * -1..1 (tests/golden/make_codecs.py computes them). Its keys have their scales from a calibration, too, and the first
  * token of a text stays as it is.
  *
- * A group of n numbers is two words, or with `apart` three: the head has a scale s (upper half of a f32, lower half of
- * the word) and a whole number z of 16 bits (upper half); then place (lower half) and value (bf16, upper half) of the
- * number apart; then codes, as in ops/packed.h. A number is s (4 z + levels[code]) / 256, which is exact in f32.
+ * ops/levels.h says how a group is stored. Its scale and zero are
  *   s = max((most - least) / 2, |middle| / 128), rounded up to a bf16;  z = middle / s in 64ths, to the nearest;
  * least, most and middle without the number apart. The nearest level has the code, of two the lower. A scale below
  * 2^-100 counts as 0. A group with a number that is not finite, or beyond 2^120, is NaN. */
 #include "codec.h"
-#include "ops/packed.h"
+#include "ops/levels.h"
 
-enum { LEVELS_MOST = 16, UNIT = 256 };
-
-static size_t kvquant_head(const RowCodec *c) { return c->apart ? 8 : 4; }
-static size_t kvquant_group_bytes(const RowCodec *c, int n) {
-    return packed_group_bytes(c->bits, n) - PACKED_HEAD + kvquant_head(c);
-}
 static size_t kvquant_bytes(const RowCodec *c, int width) {
     const int rest = width % c->group;
-    return (size_t)(width / c->group) * kvquant_group_bytes(c, c->group) + (rest ? kvquant_group_bytes(c, rest) : 0);
+    return (size_t)(width / c->group) * levels_group_bytes(c, c->group) + (rest ? levels_group_bytes(c, rest) : 0);
 }
 /* The place of the number without which the others differ least; of two the largest's. */
 static int kvquant_furthest(const float *x, int n) {
@@ -59,7 +51,7 @@ static PackedGroup kvquant_scale(const float *x, int n, int apart) {
     return packed_group(scale, (int)rintf(middle / s * 64), false);
 }
 static int kvquant_code(const RowCodec *c, PackedGroup g, float x) {
-    const float at = x / g.scale * UNIT - (float)(4 * g.zero);
+    const float at = x / g.scale * LEVELS_UNIT - (float)(4 * g.zero);
     int q = 0;
     while (q + 1 < 1 << c->bits && (float)(c->levels[q] + c->levels[q + 1]) * 0.5f < at) q++;
     return q;
@@ -76,28 +68,26 @@ static void kvquant_encode(const RowCodec *c, void *piece, const real *from, int
         to[0] = g.head;
         if (c->apart) to[1] = (uint32_t)bf16_from(x[apart]) << 16 | (uint32_t)apart;
         for (int k = 0; k < n && !g.flat; k++)
-            if (k != apart) codec_packed_put(to + kvquant_head(c) / 4, c->bits, n, k, kvquant_code(c, g, x[k]));
-        to += kvquant_group_bytes(c, n) / 4;
+            if (k != apart) codec_packed_put(to + levels_head(c) / 4, c->bits, n, k, kvquant_code(c, g, x[k]));
+        to += levels_group_bytes(c, n) / 4;
     }
 }
-/* Numbers of the codes that follow a head. Each call has its bits as a constant. */
-static inline void kvquant_read(real *to, const float *number, const uint32_t *codes, int bits, int n) {
-    for (int k = 0; k < n; k++) to[k] = (real)number[packed_read(codes, bits, n, k)];
+/* Elements of the codes that follow a head. Each call has its bits as a constant. */
+static inline void kvquant_read(real *to, const float *table, const uint32_t *codes, int bits, int n) {
+    for (int k = 0; k < n; k++) to[k] = (real)table[packed_read(codes, bits, n, k)];
 }
 static void kvquant_decode(const RowCodec *c, real *to, const void *piece, int width) {
     const uint32_t *from = piece;
     for (int at = 0, n; at < width; at += n) {
-        const uint32_t *codes = from + kvquant_head(c) / 4;
-        const float s = packed_float(*from << 16) / UNIT;
-        const int zero = 4 * (int16_t)(*from >> 16);
-        float number[LEVELS_MOST];
+        const uint32_t *codes = from + levels_head(c) / 4;
+        float table[LEVELS_MOST];
         n = imin(c->group, width - at);
-        for (int q = 0; q < 1 << c->bits; q++) number[q] = s * (float)(zero + c->levels[q]);
-        if (c->bits == 4) kvquant_read(to + at, number, codes, 4, n);
-        if (c->bits == 3) kvquant_read(to + at, number, codes, 3, n);
-        if (c->bits == 2) kvquant_read(to + at, number, codes, 2, n);
-        if (c->apart && s == s) to[at + (int)(from[1] & 0xffffu) % n] = (real)packed_float(from[1] & 0xffff0000u);
-        from += kvquant_group_bytes(c, n) / 4;
+        levels_table(c, from, table);
+        if (c->bits == 4) kvquant_read(to + at, table, codes, 4, n);
+        if (c->bits == 3) kvquant_read(to + at, table, codes, 3, n);
+        if (c->bits == 2) kvquant_read(to + at, table, codes, 2, n);
+        levels_apart(c, from, to + at, n);
+        from += levels_group_bytes(c, n) / 4;
     }
 }
 

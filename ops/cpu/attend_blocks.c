@@ -1,13 +1,66 @@
 /* attend_blocks.c: attention over blocks of a codec that stores rows together (RowCodec.block); attend_lanes.c includes
  * it. A block's keys lie as the product of queries and keys wants them: of each element all rows. */
+#include "ops/levels.h"
 
 /* How a register reads pieces: where codes are whole numbers. */
 static Read read_pieces(const RowCodec *c) { return c->levels ? READ_PART : read_packed(c->bits); }
+#if !defined(KV_DOUBLE) && defined(__AVX2__)
+    #include <immintrin.h>
+/* What codes mean, by a table of 16: a shuffle with the lowest 4 bits, or two with the lowest 3. */
+typedef struct {
+    Vec low, high;
+} LevelTable;
+INLINE LevelTable levels_loaded(const float *table) {
+    return (LevelTable){*(const Vec *)table, *(const Vec *)(table + LEVELS_MOST - VL)};
+}
+INLINE Vec levels_numbers(int bits, LevelTable t, Word code) {
+    #if VBYTES == 64
+    (void)bits;
+    return (Vec)_mm512_permutexvar_ps((__m512i)code, (__m512)t.low);
+    #else
+    const Vec low = (Vec)_mm256_permutevar8x32_ps((__m256)t.low, (__m256i)code);
+    if (bits < 4) return low;
+    const Vec high = (Vec)_mm256_permutevar8x32_ps((__m256)t.high, (__m256i)code);
+    return (Vec)_mm256_blendv_ps((__m256)low, (__m256)high, (__m256)(code << 28));
+    #endif
+}
+INLINE void levels_group(int bits, real *to, const float *table, const char *codes, int n) {
+    const char *upper = codes + 4 * packed_words(2, n);
+    const LevelTable t = levels_loaded(table);
+    for (int k = 0; k < n; k += VL) {
+        Word code = direct_fields(codes, packed_low(bits), k);
+        if (bits == 3) code = (code & 3) | direct_fields(upper, 1, k) << 2;
+        *(Vec *)(to + k) = levels_numbers(bits, t, code);
+    }
+}
+/* A piece whose groups are whole vectors, as piece_decode has it. */
+static void levels_decoded(const RowCodec *c, real *to, const void *piece, int width) {
+    const uint32_t *group = piece;
+    for (int at = 0, n; at < width; at += n) {
+        float table[LEVELS_MOST] = {0};
+        const char *codes = (const char *)group + levels_head(c);
+        n = imin(c->group, width - at);
+        levels_table(c, group, table);
+        for (int q = 1 << c->bits; q < LEVELS_MOST; q++) table[q] = table[q & ((1 << c->bits) - 1)];
+        if (c->bits == 4) levels_group(4, to + at, table, codes, n);
+        if (c->bits == 3) levels_group(3, to + at, table, codes, n);
+        if (c->bits == 2) levels_group(2, to + at, table, codes, n);
+        levels_apart(c, group, to + at, n);
+        group += levels_group_bytes(c, n) / 4;
+    }
+}
+#else
+static void levels_decoded(const RowCodec *c, real *to, const void *piece, int width) {
+    c->piece_decode(c, to, piece, width);
+}
+#endif
 /* n pieces, `ld` elements from one to the next. */
 static void pieces_decoded(real *to, size_t ld, const RowCodec *c, Parts p, int n) {
     const Read as = read_pieces(c);
     if (as != READ_PART && p.width % VL == 0 && ld == (size_t)p.width)
         direct_decoded(to, as, p, n);
+    else if (c->levels && p.width % VL == 0)
+        for (int j = 0; j < n; j++) levels_decoded(c, to + (size_t)j * ld, p.first + (size_t)j * p.ld, p.width);
     else
         for (int j = 0; j < n; j++) c->piece_decode(c, to + (size_t)j * ld, p.first + (size_t)j * p.ld, p.width);
 }
