@@ -268,6 +268,19 @@ Test(comm, a_rank_that_stops_is_named) {
     }
 }
 
+/* All have arrived in the call, so it is done on every rank, whoever stops next. */
+static int parts(int rank, int world, int fd, double deadline) {
+    Comm *c;
+    Err e = {0};
+    if (!comm_shm_open(fd, rank, world, deadline, &c, &e) || !comm_barrier(c, "the last", &e)) return note(rank, &e);
+    comm_stop(c);
+    comm_close(c);
+    return 0;
+}
+Test(comm, a_rank_that_stops_after_a_call_spoils_it_for_none) {
+    for (int i = 0; i < 100; i++) all_ranks(parts, 8, 60 * check_slow(), NULL);
+}
+
 static int strays(int rank, int world, int fd, double deadline) {
     Comm *c;
     Err e = {0};

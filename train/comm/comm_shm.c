@@ -203,12 +203,16 @@ static bool comm_shm_await(Shm *s, Word w, uint32_t want, Err *e) {
             if (comm_shm_reached(v, want)) break;
             double now = now_seconds();
             if (!until) until = now + s->comm.deadline, look = now + SLICE_MS / 1e3;
-            if (atomic_load(&s->h->blame)) return comm_shm_say(s, e);
+            if (atomic_load(&s->h->blame)) { /* by a rank that stopped after this call, perhaps: v is older */
+                if (comm_shm_reached(atomic_load(word), want)) break;
+                return comm_shm_say(s, e);
+            }
             if (now >= look) {
                 if (!all_live(s, w, want)) return comm_shm_say(s, e);
                 look = now + SLICE_MS / 1e3;
             }
             if (now >= until) {
+                if (comm_shm_reached(atomic_load(word), want)) break;
                 comm_shm_accuse(s, q, BLAME_LATE);
                 return comm_shm_say(s, e);
             }
