@@ -2,6 +2,7 @@
 #include "isa_table.h"
 #include "amx.h"
 #include "device.h"
+#include <pthread.h>
 #include <sys/auxv.h>
 
 #if defined(__x86_64__) && !defined(KV_DOUBLE)
@@ -16,10 +17,19 @@ static bool avx512_there(Err *why) {
            isa_says(HAS("avx512f") && HAS("avx512bw") && HAS("avx512dq") && HAS("avx512vl") && HAS("avx512cd"), why);
 }
 static bool bf16_there(Err *why) { return avx512_there(why) && isa_says(HAS("avx512bf16"), why); }
-/* AMX products were verified on an emulation, so each processor must show that it gives the same results. */
+/* AMX products were verified on an emulation, so each processor must show that it gives the same results: once in a
+ * process, as a trial is 60 products by two forms and a test opens hundreds of devices. */
+static struct {
+    pthread_once_t once;
+    bool agree;
+    Err why;
+} tiles = {.once = PTHREAD_ONCE_INIT};
+static void tiles_try(void) { tiles.agree = gemm_bf16_agrees(gemm_bf16_amx, gemm_bf16_avx512bf16, &tiles.why); }
 static bool tiles_there(Err *why) {
-    return bf16_there(why) && isa_says(amx_there(), why) && amx_permitted(why) &&
-           gemm_bf16_agrees(gemm_bf16_amx, gemm_bf16_avx512bf16, why);
+    if (!bf16_there(why) || !isa_says(amx_there(), why) || !amx_permitted(why)) return false;
+    pthread_once(&tiles.once, tiles_try);
+    if (!tiles.agree) *why = tiles.why;
+    return tiles.agree;
 }
 #endif
 #if defined(__aarch64__) && !defined(KV_DOUBLE)
