@@ -65,6 +65,7 @@ Test(session, chunks_and_company_change_nothing) {
         }
         for (int k = 0; k < 5; k++) {
             Feed f[B];
+            if (!check_sampled(i + k)) continue;
             open_session(&s, &r,
                          (SessionOpts){.nseq = PLACES,
                                        .max_tokens = LONG,

@@ -197,7 +197,7 @@ void plain_end(Plain *m) {
             }
             /* a recurrence writes its state in place during the pass */
             for (int k = 0; k < m->shape[i].state; k++) {
-                real x = (real)rng_normal(m->passes, (uint64_t)(m->seq[q] * 100 + i * 10 + k));
+                real x = (real)check_normal(m->passes, (uint64_t)(m->seq[q] * 100 + i * 10 + k));
                 m->state[i][m->seq[q]][k] = x;
                 R(kv_state(kv_slot(&m->c, i)))[m->seq[q] * m->shape[i].state + k] = x;
             }

@@ -235,6 +235,8 @@ Test(bf16, matrices_in_bf16) {
         for (size_t z = 0; z < sizeof sizes / sizeof *sizes; z++)
             for (int how = 0; how < 8; how++)
                 for (int which = 1; which < 8; which++) {
+                    const bool large = sizes[z][0] * sizes[z][1] * sizes[z][2] > 1 << 20; /* two of seven forms */
+                    if (large && which != 7 && which != 1 + (how + k) % 6) continue;
                     Product t = product(sizes[z][0], sizes[z][1], sizes[z][2], how);
                     size_t size[3];
                     uint16_t *h[3];

@@ -10,9 +10,9 @@ typedef struct {
 } Desk;
 static void desk_fill(Desk *d) {
     for (int i = 0; i < d->w.n[0]; i++) {
-        R(d->w)[i] = (real)rng_normal(1, (uint64_t)i), R(d->g)[i] = (real)rng_normal(2, (uint64_t)i);
-        R(d->z)[i] = (real)rng_normal(4, (uint64_t)i), R(d->x)[i] = (real)rng_normal(5, (uint64_t)i);
-        double m = rng_normal(3, (uint64_t)i), v = m * m;
+        R(d->w)[i] = (real)check_normal(1, (uint64_t)i), R(d->g)[i] = (real)check_normal(2, (uint64_t)i);
+        R(d->z)[i] = (real)check_normal(4, (uint64_t)i), R(d->x)[i] = (real)check_normal(5, (uint64_t)i);
+        double m = check_normal(3, (uint64_t)i), v = m * m;
         if (d->m.dtype == BF16)
             ((uint16_t *)d->m.p)[i] = bf16_from((float)m), ((uint16_t *)d->v.p)[i] = bf16_from((float)v);
         else
