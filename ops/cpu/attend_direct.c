@@ -27,8 +27,11 @@ typedef uint8_t Codes __attribute__((vector_size(VBYTES / 4), aligned(1), may_al
 typedef int8_t Bytes __attribute__((vector_size(VBYTES), aligned(1), may_alias));
 typedef uint64_t Longs __attribute__((vector_size(VBYTES)));
 typedef int32_t Whole __attribute__((vector_size(VBYTES), aligned(4), may_alias));
+    #if VBYTES == 64
+        #include <immintrin.h>
+    #endif
 /* Vectors of 32 elements, the shortest group; vectors of sums that registers have room for. */
-enum { DIRECT_RUN = 32 / VL, DIRECT_SUMS = TILE_ROWS * TILE_VECS };
+enum { DIRECT_RUN = 32 / VL, DIRECT_SUMS = TILE_ROWS * TILE_VECS, DIRECT_SPOTS = 8 };
     /* Vectors of columns at once for so many entries: a power of 2. */
     #define DIRECT_VECS(entries)                                               \
         (DIRECT_RUN * (entries) <= DIRECT_SUMS       ? DIRECT_RUN              \
@@ -77,11 +80,14 @@ INLINE Vec direct_fp8(const char *codes) {
 INLINE Word direct_fields(const char *codes, int bits, int k) {
     static const uint32_t by4[16] = {0, 4, 8, 12, 16, 20, 24, 28, 0, 4, 8, 12, 16, 20, 24, 28},
                           by2[16] = {0, 2, 4, 6, 8, 10, 12, 14, 16, 18, 20, 22, 24, 26, 28, 30},
-                          by1[16] = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15},
-                          second[16] = {0, 0, 0, 0, 0, 0, 0, 0, ~0u, ~0u, ~0u, ~0u, ~0u, ~0u, ~0u, ~0u};
+                          by1[16] = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
     const uint32_t *words = (const uint32_t *)codes + k * bits / 32;
     Word x = (Word){0} + words[0];
-    if (bits * VL > 32) x ^= ((Word){0} + (words[0] ^ words[1])) & *(const Word *)second;
+    #if VBYTES == 64
+    if (bits * VL > 32) x = (Word)_mm512_mask_blend_epi32(0xff00, (__m512i)x, (__m512i)((Word){0} + words[1]));
+    #else
+    _Static_assert(4 * VL <= 32, "codes of a vector are in one word");
+    #endif
     return x >> (*(const Word *)(bits == 4 ? by4 : bits == 2 ? by2 : by1) + (uint32_t)(k * bits % 32));
 }
 /* The numbers s (z + q) of a group for codes q with others above, exact however they are computed (packed.h). A vector
@@ -91,7 +97,6 @@ typedef struct {
     Vec low, high;
 } CodeTable;
     #if VBYTES == 64
-        #include <immintrin.h>
 INLINE CodeTable direct_table(int bits, Vec scale, Vec zero) {
     static const float by4[16] = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15},
                        by3[16] = {0, 1, 2, 3, 4, 5, 6, 7, 0, 1, 2, 3, 4, 5, 6, 7},
@@ -111,16 +116,19 @@ INLINE Vec direct_number(int bits, CodeTable t, Word code) {
     return __builtin_convertvector((Whole)(code & ((1u << bits) - 1)), Vec) * t.low + t.high;
 }
     #endif
-/* Where elements c.. of packed parts begin: the byte of their group's head, their place in it, its elements. */
+/* Where elements c.. of a part begin. Packed parts: the bytes of their group's head, and of the lower and upper bits of
+ * the 32 codes that c is one of; k: the place of c in those, in other parts c. */
 typedef struct {
-    size_t head;
-    int k, n;
+    size_t head, codes, upper;
+    int k;
 } Spot;
 INLINE Spot direct_spot(Read as, const Parts *p, int c) {
-    if (!direct_bits(as)) return (Spot){0, c, 0};
-    const int shift = __builtin_ctz((unsigned)p->group), at = c >> shift << shift;
-    return (Spot){(size_t)(c >> shift) * packed_group_bytes(direct_bits(as), p->group), c - at,
-                  imin(p->group, p->width - at)};
+    const int bits = direct_bits(as), low = packed_low(bits);
+    if (!bits) return (Spot){.k = c};
+    const int shift = __builtin_ctz((unsigned)p->group), at = c >> shift << shift, n = imin(p->group, p->width - at);
+    const size_t head = (size_t)(c >> shift) * packed_group_bytes(bits, p->group), whole = (size_t)(c - at) / 32;
+    return (Spot){head, head + PACKED_HEAD + 4 * whole * (size_t)low,
+                  head + PACKED_HEAD + 4 * ((size_t)packed_words(low, n) + whole), (c - at) % 32};
 }
 /* `vecs` vectors of a part's elements, which a packed group holds all; those of one scale are not multiplied by it. */
 INLINE void direct_load(Read as, Vec *x, int vecs, const char *part, Spot s) {
@@ -133,10 +141,12 @@ INLINE void direct_load(Read as, Vec *x, int vecs, const char *part, Spot s) {
                                     : direct_int8(part + INT8_HEAD + s.k + w * VL);
         return;
     }
-    const int whole = s.k / 32, k = vecs == DIRECT_RUN ? 0 : s.k % 32; /* 32 codes are whole words */
-    const char *head = part + s.head, *codes = head + PACKED_HEAD + 4 * (whole * low),
-               *upper = head + PACKED_HEAD + 4 * (packed_words(low, s.n) + whole);
-    const Word both = (Word){0} + *(const uint32_t *)head;
+    const int k = vecs == DIRECT_RUN ? 0 : s.k; /* 32 codes are whole words */
+    const char *codes = part + s.codes, *upper = part + s.upper;
+    Word both = (Word){0} + *(const uint32_t *)(part + s.head);
+    #if VBYTES == 64
+    __asm__("" : "+v"(both)); /* or GCC shifts the word first: two broadcasts of registers instead of one of memory */
+    #endif
     const Vec scale = (Vec)(both << 16);
     const CodeTable table = direct_table(bits, scale, __builtin_convertvector((Whole)both >> 16, Vec) * scale);
     #pragma GCC unroll 8
@@ -207,11 +217,14 @@ INLINE void direct_ask(const char *part, ptrdiff_t ahead, size_t bytes) {
 INLINE void direct_scores_of(int entries, Read as, Block *b, int e0, Parts keys, int n, ptrdiff_t ahead) {
     const int Dk = b->Dk;
     const real *q = b->q + e0 * Dk;
+    Spot spot[DIRECT_SPOTS]; /* the same for all rows */
+    for (int i = 0; i < DIRECT_SPOTS && i * DIRECT_RUN * VL < Dk; i++)
+        spot[i] = direct_spot(as, &keys, i * DIRECT_RUN * VL);
     for (int j = 0; j < n; j += VL) {
         const int rows = imin(VL, n - j);
+        const char *part = keys.first + (size_t)j * keys.ld;
         Vec sums[DIRECT][VL];
-        for (int t = 0; t < VL; t++) {
-            const char *part = keys.first + (size_t)(j + imin(t, rows - 1)) * keys.ld;
+        for (int t = 0; t < VL; t++, part += t < rows ? keys.ld : 0) {
             Vec sum[DIRECT];
             int c = 0;
             direct_ask(part, ahead, keys.ld);
@@ -219,7 +232,8 @@ INLINE void direct_scores_of(int entries, Read as, Block *b, int e0, Parts keys,
             for (int i = 0; i < entries; i++) sum[i] = (Vec){0};
             for (; c + DIRECT_RUN * VL <= Dk; c += DIRECT_RUN * VL) {
                 Vec x[DIRECT_RUN];
-                direct_load(as, x, DIRECT_RUN, part, direct_spot(as, &keys, c));
+                const int i = c / (DIRECT_RUN * VL);
+                direct_load(as, x, DIRECT_RUN, part, i < DIRECT_SPOTS ? spot[i] : direct_spot(as, &keys, c));
     #pragma GCC unroll 8
                 for (int w = 0; w < DIRECT_RUN; w++)
     #pragma GCC unroll 4

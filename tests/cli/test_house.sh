@@ -55,11 +55,12 @@ for f in $(echo "$source" | grep '\.h$'); do
 done >>"$tmp/bad"
 verdict header-comments
 
-# Data that a program writes to between calls has one name in one place: the flag that a signal handler sets.
+# Data that a program writes to between calls: the flag that a signal handler sets (signals_seen), and what a process has
+# found out of its processor once (tiles of ops/isa.c). Nothing else.
 objdump -t "$build/f32/lib.a" 2>/dev/null | awk '
     /^[^ ]+\.o: / { file = $1 }
     $0 ~ / O (\.bss|\.data|\.tbss|\.tdata)[\t.]/ && $0 !~ /\.rel\.ro/ { print file, $NF }' |
-    grep -vE ' signals_seen(\.[0-9]+)?$' | grep -vE '__func__|__PRETTY' >>"$tmp/bad"
+    grep -vE ' signals_seen(\.[0-9]+)?$|^isa\.o: tiles$' | grep -vE '__func__|__PRETTY' >>"$tmp/bad"
 verdict no-mutable-globals
 
 # No circle of files: what a file calls never calls back, over however many files. By symbols, so that a declaration in

@@ -61,8 +61,8 @@ double check_normal(uint64_t key, uint64_t i);
  * a number of seconds for that ordinary machine times this; the timeouts of Criterion are multiplied before the first
  * test runs. In shell tests: `patience` (cases.sh). */
 double check_slow(void);
-/* Is case i of very many of one kind made? Under the address sanitizer every third is, elsewhere all are: a wrong access
- * is the same in the next case, and such loops are the longest there. */
+/* Is case i of very many of one kind made? Under the address sanitizer every third is, elsewhere all are: a wrong
+ * access is the same in the next case, and such loops are the longest there. */
 bool check_sampled(int i);
 
 /* ---- files ----------------------------------------------------------------------------------------------------------
