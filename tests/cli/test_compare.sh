@@ -36,7 +36,8 @@ for config in configs/compare.yaml configs/compare-ci.yaml; do
     ' "$tmp/params" >>"$bad"
 done
 ok $ci dir="$tmp/none/plan" --plan
-[ "$(grep -c ' 3 *[0-9.]*$' "$tmp/out")" -ge 5 ] || wrong "not 3 runs in each row: $(cat "$tmp/out")"
+[ "$(grep -c ' 4 *[0-9.]*$' "$tmp/out")" -ge 5 ] || wrong "not 4 runs in each row: $(cat "$tmp/out")"
+grep -q 'at least' "$tmp/out" && wrong "nothing may follow where widen is 0: $(cat "$tmp/out")"
 [ -e "$tmp/none" ] && wrong "--plan made $(find "$tmp/none")"
 verdict plan-matches-parameters
 
@@ -51,15 +52,15 @@ table=$tmp/all/table.md
 cells() { awk -F' *[|] *' -v row="$1" -v n="$2" '$2 == row { print $n }' "$table"; }
 [ "$(grep -c '^| [a-z]' "$table")" -eq $((rows + 1)) ] || wrong "the table has other than $rows rows: $(cat "$table")"
 tail -n "$(wc -l <"$table")" "$tmp/out" | cmp - "$table" >>"$bad" 2>&1 # what is printed is what is kept
-[ "$(begun "$tmp/out")" -eq $((rows * 3)) ] || wrong "$(begun "$tmp/out") runs were begun, expected $((rows * 3))"
+[ "$(begun "$tmp/out")" -eq $((rows * 4)) ] || wrong "$(begun "$tmp/out") runs were begun, expected $((rows * 4))"
 head -n 1 "$table" | grep -q "threads.*kvsmith [0-9.]*; \`configs/compare-ci.yaml\`" || wrong "the table does not say where it comes from: $(head -n 1 "$table")"
 awk -F' *[|] *' 'NR == 3 { n = NF } NR > 3 && /^\|/ && NF != n { print "a line of " NF " cells, expected " n ": " $0 }' "$table" >>"$bad"
 for row in $(awk -F' *[|] *' '/^\| [a-z]/ && $2 != "row" { print $2 }' "$table"); do
     # the learning rate is that of the lowest loss at the tuning seed
-    best=$(for f in "$tmp/all/$row"/lr-*-seed-1.json; do echo "$(field "$f" val_loss) $f"; done | sort -g | head -n 1)
-    lr=$(basename "${best#* }" -seed-1.json)
+    best=$(for f in "$tmp/all/$row"/lr-*-seed-0.json; do echo "$(field "$f" val_loss) $f"; done | sort -g | head -n 1)
+    lr=$(basename "${best#* }" -seed-0.json)
     [ "lr-$(cells "$row" 5)" = "$lr" ] || wrong "$row: lr $(cells "$row" 5), but $lr has the lowest loss"
-    [ "$(ls -d "$tmp/all/$row"/lr-*/ | wc -l)" -eq 3 ] || wrong "$row: runs $(ls "$tmp/all/$row")"
+    [ "$(ls -d "$tmp/all/$row"/lr-*/ | wc -l)" -eq 4 ] || wrong "$row: runs $(ls "$tmp/all/$row")"
     # mean and sd of the two seeds: sd = |a - b| / sqrt(2)
     awk -v a="$(field "$tmp/all/$row/$lr-seed-1.json" val_loss)" -v b="$(field "$tmp/all/$row/$lr-seed-2.json" val_loss)" -v got="$(cells "$row" 6)" -v row="$row" '
         BEGIN { want = sprintf("%.4f ± %.4f", (a + b) / 2, (a > b ? a - b : b - a) / sqrt(2)); if (got != want) print row ": loss " got ", expected " want }' >>"$bad"
@@ -75,7 +76,10 @@ for row in $(awk -F' *[|] *' '/^\| [a-z]/ && $2 != "row" { print $2 }' "$table")
     done
 done
 grep -q '^| dmc .*from mha, which had 10,240 tokens before' "$table" || wrong "dmc: $(grep '^| dmc' "$table")"
-grep -q '^init_from: .*/mha/' "$tmp/all/dmc/"*/config.yaml || wrong "dmc starts from $(grep -h init_from "$tmp/all/dmc/"*/config.yaml)"
+for f in "$tmp/all/dmc/"*/config.yaml; do # starts from the run of its own seed, the tuning run too
+    seed=${f%/config.yaml} seed=${seed##*-seed-}
+    grep -q "^init_from: .*/mha/lr-$(cells mha 5)-seed-$seed/last" "$f" || wrong "$f: $(grep init_from "$f")"
+done
 grep -q '"step":20,"stage":"fix"' "$tmp/all/dmc/"*/metrics.jsonl || wrong "dmc did not end in its last stage"
 grep -q '| lowest |' "$table" || wrong "no row is the lowest: $(cat "$table")"
 lr=lr-$(cells gqa 5)
@@ -186,12 +190,35 @@ verdict resumed
 # ---- runs that diverge, that time cuts, that start from another row
 ok $ci 'lrs=[100, 1e-2]' "$rows" dir="$tmp/wild"
 grep -q '^| mha .* 1e-2 .*1 of 2 learning rates diverged' "$tmp/wild/table.md" || wrong "$(cat "$tmp/wild/table.md")"
-[ "$(field "$tmp/wild/mha/lr-1e2-seed-1.json" state)" = '"diverged"' ] || wrong "$(cat "$tmp/wild/mha/lr-1e2-seed-1.json")"
+[ "$(field "$tmp/wild/mha/lr-1e2-seed-0.json" state)" = '"diverged"' ] || wrong "$(cat "$tmp/wild/mha/lr-1e2-seed-0.json")"
 ok $ci 'lrs=[100, 1e-2]' "$rows" dir="$tmp/wild"
 [ "$(begun "$tmp/out")" -eq 0 ] || wrong "a diverged run was begun again: $(cat "$tmp/out")"
 ok $ci 'lrs=[100]' seeds=[1] 'rows=[{name: mha}, {name: next, from: mha}]' dir="$tmp/wild"
+[ "$(begun "$tmp/out")" -eq 1 ] || wrong "a row of a row that diverged was begun: $(cat "$tmp/out")"
 grep -q '^| mha .*| - | - |.*1 of 1 seeds diverged' "$tmp/wild/table.md" || wrong "$(cat "$tmp/wild/table.md")"
 verdict diverged
+
+# ---- rates beyond the grid: what is tried, what --plan counts, what is done once, what the table says
+wide="$ci --threads 1 lrs=[100] widen=1 seeds=[1]"
+ok $wide "$rows" dir="$tmp/wide" --plan --json
+[ "$(field "$tmp/out" runs_left)" = 4 ] && grep -q '"more_may_follow": *true' "$tmp/out" || wrong "3 rates and a seed, but: $(cat "$tmp/out")"
+ok $wide "$rows" dir="$tmp/wide" --plan
+grep -q 'at least 4 runs left' "$tmp/out" && grep -q 'more runs follow .* at most 1 a side' "$tmp/out" || wrong "$(cat "$tmp/out")"
+ok $wide "$rows" dir="$tmp/wide" # 100 and 50 diverge: nothing is left to count
+[ "$(cd "$tmp/wide/mha" && echo *.json)" = "lr-1e2-seed-0.json lr-5e1-seed-0.json" ] || wrong "tried $(ls "$tmp/wide/mha")"
+grep -q '^| mha .*| - | - |.*2 of 2 learning rates diverged' "$tmp/wide/table.md" || wrong "$(cat "$tmp/wide/table.md")"
+grep '^| mha' "$tmp/wide/table.md" | grep -q 'of those tried' && wrong "no rate is the row's: $(cat "$tmp/wide/table.md")"
+wide="$wide budget.tokens=2560"
+ok $wide lrs='[1e-5, 3e-5]' "$rows" dir="$tmp/wide2" # far too low: the highest is best
+[ "$(cd "$tmp/wide2/mha" && echo *.json)" = "lr-1e-5-seed-0.json lr-3e-5-seed-0.json lr-9e-5-seed-0.json lr-9e-5-seed-1.json" ] || wrong "tried $(ls "$tmp/wide2/mha")"
+grep -q '^| mha .* 9e-5 .*its learning rate is the highest of those tried' "$tmp/wide2/table.md" || wrong "$(cat "$tmp/wide2/table.md")"
+rm -r "$tmp/wide2/mha/lr-9e-5-seed-0" "$tmp/wide2/mha/lr-9e-5-seed-0.json"
+ok $wide lrs='[1e-5, 3e-5]' "$rows" dir="$tmp/wide2"
+[ "$(begun "$tmp/out")" -eq 1 ] || wrong "one rate was lost, but: $(cat "$tmp/out")"
+ok $wide lrs='[1e-5, 3e-5]' "$rows" dir="$tmp/wide2" widen=2 # one more, and the seed again at the new rate
+[ "$(begun "$tmp/out")" -eq 2 ] && grep -q ' 2.7e-4 ' "$tmp/wide2/table.md" || wrong "$(cat "$tmp/out")"
+refused "tune_seed too" $ci dir="$tmp/no/such" tune_seed=2
+verdict widened
 
 ok $ci lrs=[1e-2] seeds=[1] "$rows" dir="$tmp/cut" budget.tokens=8000000 budget.max_seconds=1 base.optim.warmup=1
 grep -q '^| mha .*1 runs cut by time' "$tmp/cut/table.md" || wrong "$(cat "$tmp/cut/table.md")"
@@ -199,8 +226,9 @@ ok $ci lrs=[1e-2] seeds=[1] "$rows" dir="$tmp/cut" budget.tokens=8000000 budget.
 [ "$(begun "$tmp/out")" -eq 0 ] || wrong "a run that was cut was begun again"
 ok $ci lrs=[1e-2] seeds='[1, 2]' dir="$tmp/from" \
     'rows=[{name: mha}, {name: near, from: mha, tokens: 2560, set: {model.kinds.mix.window: 16}}]'
-best=$(for f in "$tmp/from/mha"/*.json; do echo "$(field "$f" val_loss) ${f%.json}"; done | sort -g | head -n 1)
-grep -q "^init_from: .*${best#* }/last" "$tmp/from/near/lr-1e-2-seed-1/config.yaml" || wrong "near starts from $(grep init_from "$tmp/from/near/lr-1e-2-seed-1/config.yaml")"
+for seed in 1 2; do
+    grep -q "^init_from: .*/mha/lr-1e-2-seed-$seed/last" "$tmp/from/near/lr-1e-2-seed-$seed/config.yaml" || wrong "near starts from $(grep init_from "$tmp/from/near/"*/config.yaml)"
+done
 grep -q '^| near .* 2,560 .*from mha, which had 10,240 tokens before' "$tmp/from/table.md" || wrong "$(cat "$tmp/from/table.md")"
 refused "which has no finished run" $ci lrs=[1e-2] seeds=[1] dir="$tmp/from2" --only near \
     'rows=[{name: mha}, {name: near, from: mha, set: {model.kinds.mix.window: 16}}]'

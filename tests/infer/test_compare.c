@@ -204,6 +204,8 @@ static const struct {
     {PLAIN "match: {by: heads}\nrows:\n- name: mha\n", "match.by: expected one of ffn"},
     {PLAIN "rows:\n- name: mha\n- {name: mqa, from: mha, set: {model.kinds.mix.kv_heads: 1}}\n", "within 3 %"},
     {PLAIN "rows:\n- {name: mha, tokens: 10}\n", "rows.0: a budget of 10 tokens is less than one step of 64"},
+    {PLAIN "tune_seed: 2\nrows:\n- name: mha\n", "seeds: 2 is tune_seed too, but the run that chooses"},
+    {PLAIN "widen: 9\nrows:\n- name: mha\n", "widen: expected a whole number from 0 to 8"},
     {"lrs: []\nseeds: [1]\nbudget: {tokens: 2000}\nrows:\n- name: mha\n", "lrs: expected 1 to 16 numbers, got 0"},
     {"lrs: [1e-2, 1e-2]\nseeds: [1]\nbudget: {tokens: 2000}\nrows:\n- name: mha\n", "lrs: 0.01 is listed twice"},
     {"lrs: [0]\nseeds: [1]\nbudget: {tokens: 2000}\nrows:\n- name: mha\n", "lrs.0: expected a number"},
@@ -220,6 +222,80 @@ Test(compare, refused) {
         cr_expect(strstr(e.msg, bad[i].part), "%s\n  gave: %s\n  expected in it: %s", bad[i].more, e.msg, bad[i].part);
     }
     cr_expect_eq(check_exists(check_path("dir")), false, "a refusal made the folder");
+}
+
+/* Rates that are tried, in order, where the loss of a run at `lr` is |ln(lr / lowest)|, and that diverges above `limit`.
+ */
+typedef struct {
+    double lowest, limit;
+    int n, over; /* over: how many runs are done */
+    double tried[RATES_MAX];
+} Valley;
+static bool valley_look(void *ctx, double lr, RunRecord *r, Err *e) {
+    (void)e;
+    Valley *v = ctx;
+    *r = (RunRecord){.lr = lr, .val_loss = NAN};
+    for (int i = 0; i < v->n; i++) {
+        if (v->tried[i] != lr) continue;
+        r->state = lr > v->limit ? RUN_DIVERGED : RUN_FINISHED;
+        if (r->state == RUN_FINISHED) r->val_loss = fabs(log(lr / v->lowest));
+    }
+    return true;
+}
+
+static const struct {
+    const char *what;
+    int ngrid, widen;
+    double grid[3], lowest, limit;
+    int n; /* all that are tried */
+    double tried[8], lr;
+    bool edge;
+} valleys[] = {
+    {"inside", 3, 3, {1e-3, 2e-3, 4e-3}, 2e-3, 1, 3, {1e-3, 2e-3, 4e-3}, 2e-3, false},
+    {"one lower", 3, 3, {1e-3, 2e-3, 4e-3}, 1e-3, 1, 4, {1e-3, 2e-3, 4e-3, 5e-4}, 1e-3, false},
+    {"two higher", 3, 3, {4e-3, 1e-3, 2e-3}, 8e-3, 1, 5, {4e-3, 1e-3, 2e-3, 8e-3, 16e-3}, 8e-3, false},
+    {"the ratio of that edge", 3, 1, {1e-3, 2e-3, 8e-3}, 1e-1, 1, 4, {1e-3, 2e-3, 8e-3, 32e-3}, 32e-3, true},
+    {"the ratio of the other", 3, 1, {1e-3, 2e-3, 8e-3}, 1e-4, 1, 4, {1e-3, 2e-3, 8e-3, 5e-4}, 5e-4, true},
+    {"as often as it may", 2, 2, {1e-3, 3e-3}, 1, 1, 4, {1e-3, 3e-3, 9e-3, 27e-3}, 27e-3, true},
+    {"never", 2, 0, {1e-3, 3e-3}, 1, 1, 2, {1e-3, 3e-3}, 3e-3, true},
+    {"one rate, both sides", 1, 3, {1e-3}, 1e-3, 1, 3, {1e-3, 5e-4, 2e-3}, 1e-3, false},
+    {"one rate, higher", 1, 3, {1e-3}, 4e-3, 1, 5, {1e-3, 5e-4, 2e-3, 4e-3, 8e-3}, 4e-3, false},
+    {"short names", 2, 1, {3e-3, 1e-2}, 1e-3, 1, 3, {3e-3, 1e-2, 9e-4}, 9e-4, true},
+    {"the highest diverges", 2, 3, {1e-3, 2e-3}, 1, 1.5e-3, 3, {1e-3, 2e-3, 5e-4}, 1e-3, false},
+    {"beyond the grid diverges", 2, 3, {1e-3, 2e-3}, 1, 3e-3, 3, {1e-3, 2e-3, 4e-3}, 2e-3, false},
+    {"all diverge but the lowest", 2, 2, {8e-3, 4e-3}, 1, 1e-3, 4, {8e-3, 4e-3, 2e-3, 1e-3}, 1e-3, true},
+    {"all diverge", 2, 2, {8e-3, 4e-3}, 1, 1e-4, 4, {8e-3, 4e-3, 2e-3, 1e-3}, 0, true},
+    {"the range ends", 1, 3, {1e2}, 1e3, 1e3, 2, {1e2, 5e1}, 1e2, true},
+};
+
+Test(compare, learning_rates_beyond_the_grid) {
+    for (size_t i = 0; i < sizeof valleys / sizeof *valleys; i++) {
+        Compare own = {.widen = valleys[i].widen};
+        CompareRow row = {.lrs = {.n = valleys[i].ngrid}};
+        memcpy(row.lrs.v, valleys[i].grid, sizeof valleys[i].grid);
+        Valley v = {.lowest = valleys[i].lowest, .limit = valleys[i].limit};
+        RowResult *r = xcalloc(1, sizeof *r);
+        Err e = {0};
+        const char *what = valleys[i].what;
+        for (;; v.n++) { /* as the command does it, which knows of each run only what is on disk */
+            int before = compare_tuning_left(&own, &row, r);
+            cr_assert(compare_tuning(&own, &row, valley_look, &v, r, &e));
+            cr_assert_eq(r->tuned, !(r->next > 0), "%s", what);
+            int left = compare_tuning_left(&own, &row, r), most = valleys[i].n - v.n;
+            cr_assert(left <= most && (left > 0) == (most > 0), "%s: %d left of %d", what, left, most);
+            cr_assert(v.n || before == left, "%s: %d runs before anything is known, then %d", what, before, left);
+            if (r->tuned) break;
+            cr_assert(v.n < valleys[i].n, "%s: rate %g is tried too", what, r->next);
+            cr_assert_float_eq(r->next, valleys[i].tried[v.n], 1e-15, "%s: rate %d is %.17g, expected %g", what, v.n,
+                               r->next, valleys[i].tried[v.n]);
+            v.tried[v.n] = r->next;
+        }
+        cr_assert_eq(v.n, valleys[i].n, "%s: %d rates, expected %d", what, v.n, valleys[i].n);
+        cr_assert_float_eq(r->lr, valleys[i].lr, 1e-15, "%s: %g is best", what, r->lr);
+        cr_assert_eq(r->edge, valleys[i].edge, "%s: edge %d", what, r->edge);
+        for (int k = 1; k < r->ntuned; k++) cr_assert_lt(r->tune[k - 1].lr, r->tune[k].lr);
+        free(r);
+    }
 }
 
 Test(compare, what_metrics_tell) {

@@ -1,13 +1,18 @@
 /* compare.h: the command `kvsmith compare`: trains several layouts with the same data, budget, parameters and code, and
  * measures each.
  *
- * DIR/table.md, results.json        the results                    DIR/.lock   locked while a process compares here
- * DIR/speed.json                    the last measurement of speed DIR/ROW/lr-3e-3-seed-1/           an ordinary run
- * folder         DIR/ROW/lr-3e-3-seed-1.yaml  its settings DIR/ROW/lr-3e-3-seed-1.json       its record, written when
- * the run is over: finished or diverged
+ * - DIR/table.md, results.json: the results
+ * - DIR/speed.json: the last measurement of sizes and speeds
+ * - DIR/.lock: locked while a process compares here
+ * - DIR/ROW/lr-3e-3-seed-1/: an ordinary run folder; next to it its settings, lr-3e-3-seed-1.yaml, and its record,
+ *   lr-3e-3-seed-1.json, written when the run is over: finished or diverged
  *
- * A row with `convert` starts from a conversion of the row that `from` names: DIR/ROW/converted/                a model
- * directory          DIR/ROW/converted.json  the output of `kvsmith convert`
+ * Learning rates are tried at `tune_seed`, whose runs are not among those that are compared.
+ *
+ * The runs of a row with `from` start from the source's run of the same seed. A seed that the source has no run of, as
+ * that run diverged or the source was not tuned, starts from the source's best run. A row with `convert` starts from a
+ * conversion of that run: DIR/ROW/converted-seed-1/ is a model directory, converted-seed-1.json the output of `kvsmith
+ * convert`. A teacher is the named row's run of the same seed, too.
  *
  * A row with `marks` is a run per seed and mark, where the mark is a percentage of the steps of the first row in the
  * chain of `from`: DIR/ROW/lr-3e-3-seed-1-mark-5. The learning rate is constant and decays in the last `decay` percent
@@ -24,12 +29,17 @@
 enum {
     ROWS_COMPARED_MAX = 64,
     LRS_MAX = 16,
+    WIDEN_MAX = 8,
+    RATES_MAX = LRS_MAX + 2 * WIDEN_MAX,
     SEEDS_MAX = 32,
     BATCHES_MAX = 8,
     CONTEXTS_MAX = 8,
     MARKS_MAX = 8,
     WORDS_MAX = 32
 };
+
+#define LR_MIN 1e-9
+#define LR_MAX 100.0
 
 /* ---- settings ------------------------------------------------------------------------------------------------------
  */
@@ -63,6 +73,7 @@ typedef struct {
         int by, multiple;
     } match;
     Numbers lrs;
+    int widen;
     int64_t tune_seed;
     Ints seeds;
     struct {
@@ -97,8 +108,6 @@ bool compare_match(Config *cfg, Device *, int64_t want, double tolerance, int mu
 /* 0.003 -> "3e-3" */
 const char *compare_lr_name(double lr, char buf[32]);
 
-/* ---- runs ----------------------------------------------------------------------------------------------------------
- */
 /* ---- conversions and marks ------------------------------------------------------------------------------------------
  */
 /* The keys `convert`, `marks`, `decay` of a row, which are read separately. */
@@ -106,16 +115,18 @@ bool compare_convert_read(const Compare *, CompareRow *, const Node *row, const 
 bool compare_marks_read(const Compare *, CompareRow *, const Node *row, const char *path, Err *);
 /* The settings, a tree, of the row's conversion of a model with the settings `from`. NULL: refused. */
 Node *compare_convert_plan(const CompareRow *, const Config *from, const char *path, Err *);
-/* The folder from which the row's runs start (malloc'ed): converted from SRC unless it exists. *status: see
- * compare_train. */
-bool compare_convert(const Compare *, const CompareRow *, const char *src, int *status, Err *);
-char *compare_converted(const Compare *, const CompareRow *);
+/* Converts the run in the folder `src` into compare_converted, from which the row's run of that seed starts, unless that
+ * exists. *status: see compare_train. */
+bool compare_convert(const Compare *, const CompareRow *, int64_t seed, const char *src, int *status, Err *);
+char *compare_converted(const Compare *, const CompareRow *, int64_t seed); /* malloc'ed */
 /* The record next to it; NULL: none. */
-json_t *compare_convert_record(const Compare *, const CompareRow *);
+json_t *compare_convert_record(const Compare *, const CompareRow *, int64_t seed);
 /* The checkpoint from which a mark's run continues; NULL: it starts where the row does. malloc'ed */
 char *compare_mark_start(const Compare *, const CompareRow *, double lr, int64_t seed, int mark);
 int compare_runs(const CompareRow *); /* of a seed: marks, or 1 */
 
+/* ---- runs ----------------------------------------------------------------------------------------------------------
+ */
 typedef enum { RUN_MISSING, RUN_BEGUN, RUN_FINISHED, RUN_DIVERGED } RunState;
 typedef struct {
     RunState state;
@@ -170,11 +181,15 @@ typedef enum { RANK_NONE, RANK_BEST, RANK_TIE, RANK_WORSE } Rank;
 void compare_rank(int n, const Spread *, Rank *);
 
 typedef struct {
-    RunRecord tune[LRS_MAX], run[SEEDS_MAX]; /* in a row with marks: of the last, or of the one that diverged */
+    RunRecord run[SEEDS_MAX]; /* in a row with marks: of the last, or of the one that diverged */
     RunRecord mark[MARKS_MAX][SEEDS_MAX];
-    bool tuned; /* every learning rate was tried; lr has the lowest loss, 0 if all diverged */
+    RunRecord tune[RATES_MAX]; /* (ntuned) by learning rate; the last may not have begun */
+    int ntuned;
+    double next; /* the learning rate that is tried next, 0: none, the row is tuned */
+    bool tuned;  /* lr has the lowest loss, 0 if all diverged */
+    bool edge;   /* and is the smallest or the largest that was tried */
     double lr;
-    int best; /* the seed of the lowest loss among finished runs, -1: none */
+    int best; /* index of the seed of the lowest loss among finished runs, -1: none */
     Spread loss;
     Rank rank;
 } RowResult;
@@ -183,9 +198,28 @@ bool compare_result(const Compare *, int row, const RowResult *all, RowResult *,
 /* The folder of the best run of a row; NULL: it has none. malloc'ed. */
 char *compare_best(const Compare *, int row, const RowResult *);
 
-/* Sets the folders from which row `row` starts and learns. False: a named row has no finished run yet; a conversion of
- * it may still have to be made. */
-bool compare_source(const Compare *, int row, const RowResult *all, Origin *);
+/* Sets the folders from which row `row` starts and learns at a seed. False: a named row's run of that seed is not over
+ * yet, or none finished; a conversion of it may still have to be made. */
+bool compare_source(const Compare *, int row, const RowResult *all, int64_t seed, Origin *);
+/* The folder (malloc'ed) of a row's run from which others start at a seed: see above. NULL: none, or not over yet. */
+char *compare_run_of(const Compare *, int row, const RowResult *, int64_t seed);
+
+/* ---- learning rates ------------------------------------------------------------------------------------------------
+ */
+bool compare_tunes(const Compare *, const CompareRow *); /* several rates are tried */
+/* Sets tune, ntuned, next, tuned, edge and lr of a row that tunes, from what `look` says of the runs at a rate. */
+typedef bool TuneLook(void *ctx, double lr, RunRecord *, Err *);
+bool compare_tuning(const Compare *, const CompareRow *, TuneLook *, void *ctx, RowResult *, Err *);
+/* The rate that is tried after `n` others, in ascending order and with their losses (NaN: diverged), of which the grid
+ * is a part; 0: none. The best one is at an edge: the next one lies beyond it by the grid's ratio there, or by 2 in a
+ * grid of one, at most `widen` times on a side. Where all diverged it is the lowest. *edge: the best is at an edge and
+ * none follows. */
+double compare_widen(const Numbers *grid, int widen, int n, const double *lr, const double *loss, bool *edge);
+/* Runs at tune_seed that are still to be made, at least; more follow where the best rate stays at an edge. */
+int compare_tuning_left(const Compare *, const CompareRow *, const RowResult *);
+
+/* ---- tables --------------------------------------------------------------------------------------------------------
+ */
 void compare_machine(char name[128]); /* the processor */
 /* Everything known, as one object; and as a Markdown table. */
 json_t *compare_json(const Compare *, const RowResult *, const json_t *speed);

@@ -35,9 +35,13 @@ const Key compare_keys[] = {
     {"base", KEY_OTHER, 0, NULL, 0, 0, "settings of a run that all rows share: a map, or the path of a YAML file", 0,
      0},
     {"match", KEY_TABLE, 0, "", 0, 0, "gives all rows the same number of parameters", 0, match_keys},
-    {"lrs", KEY_NUMBERS, AT(lrs), NULL, 1e-9, 100,
+    {"lrs", KEY_NUMBERS, AT(lrs), NULL, LR_MIN, LR_MAX,
      "learning rates that every row tries at tune_seed; the one with the lowest validation loss is used", 0, 0},
-    {"tune_seed", KEY_LONG, AT(tune_seed), "1", 0, 9e15, "run.seed of these runs", 0, 0},
+    {"widen", KEY_INT, AT(widen), "3", 0, WIDEN_MAX,
+     "while the best rate is the lowest or the highest, the next one beyond it is tried, at most so often a side; 0: "
+     "only lrs are tried, and one rate is used as it is",
+     0, 0},
+    {"tune_seed", KEY_LONG, AT(tune_seed), "0", 0, 9e15, "run.seed of these runs, none of seeds", 0, 0},
     {"seeds", KEY_INTS, AT(seeds), NULL, 0, 2e9, "run.seed of the runs that are compared", 0, 0},
     {"budget", KEY_TABLE, 0, "", 0, 0, "limits of one run", 0, budget_keys},
     {"measure", KEY_TABLE, 0, "", 0, 0, "measurements of every row's best run", 0, measure_keys},
@@ -48,9 +52,10 @@ const Key compare_keys[] = {
 const Key compare_row_keys[] = {
     {"name", KEY_TEXT, AT(name), NULL, 0, 0, "letters, digits, - and _", 0, 0},
     {"set", KEY_OTHER, 0, "", 0, 0, "map of keys of the base (model.kinds.mix.kv_heads) to the row's own values", 0, 0},
-    {"from", KEY_TEXT, AT(from), "", 0, 0, "an earlier row; this row's runs start from its best run", 0, 0},
+    {"from", KEY_TEXT, AT(from), "", 0, 0,
+     "an earlier row; this row's runs start from its run of the same seed, or from its best where that has none", 0, 0},
     {"convert", KEY_OTHER, 0, "", 0, 0,
-     "map: convert the best run of `from` first: {to: gqa, kv_heads: 2, ...}, as for kvsmith convert; also calib (a "
+     "map: convert the run of `from` first: {to: gqa, kv_heads: 2, ...}, as for kvsmith convert; also calib (a "
      "text; default: the first of data.train) and calib_tokens",
      0, 0},
     {"marks", KEY_NUMBERS, AT(marks), "", 1e-6, 1000,
@@ -60,10 +65,10 @@ const Key compare_row_keys[] = {
     {"decay", KEY_FLOAT, AT(mark_decay), "20", 0.1, 100,
      "percentage of a mark's steps in which the learning rate decays", 0, 0},
     {"teacher", KEY_TEXT, AT(teacher), "", 0, 0,
-     "an earlier row; its best run is teacher.path of this row's runs, whose losses are in set", 0, 0},
+     "an earlier row; its run of the same seed is teacher.path of this row's runs, whose losses are in set", 0, 0},
     {"tokens", KEY_LONG, AT(tokens), "0", 0, 1e15, "tokens to train on; 0: budget.tokens", 0, 0},
-    {"lrs", KEY_NUMBERS, AT(lrs), "", 1e-9, 100, "learning rates that this row tries; default: lrs of the comparison",
-     0, 0},
+    {"lrs", KEY_NUMBERS, AT(lrs), "", LR_MIN, LR_MAX,
+     "learning rates that this row tries; default: lrs of the comparison", 0, 0},
     {0}};
 #undef AT
 
@@ -446,6 +451,12 @@ static bool lists_fit(const Compare *c, Err *e) {
         for (int k = 0; k < i; k++)
             if (c->seeds.v[i] == c->seeds.v[k])
                 return node_refuse(tree_get(c->root, "seeds"), "seeds", e, "%d is listed twice", c->seeds.v[i]);
+    for (int i = 0; i < c->seeds.n; i++)
+        if (c->seeds.v[i] == c->tune_seed)
+            return node_refuse(tree_get(c->root, "seeds"), "seeds", e,
+                               "%d is tune_seed too, but the run that chooses the learning rate is not counted; set "
+                               "tune_seed to another number",
+                               c->seeds.v[i]);
     return true;
 }
 

@@ -142,14 +142,16 @@ Node *compare_convert_plan(const CompareRow *r, const Config *from, const char *
 /* ---- the conversion ------------------------------------------------------------------------------------------------
  */
 
-char *compare_converted(const Compare *c, const CompareRow *r) { return xformat("%s/%s/converted", c->dir, r->name); }
-
-static char *record_path(const Compare *c, const CompareRow *r) {
-    return xformat("%s/%s/converted.json", c->dir, r->name);
+char *compare_converted(const Compare *c, const CompareRow *r, int64_t seed) {
+    return xformat("%s/%s/converted-seed-%lld", c->dir, r->name, (long long)seed);
 }
-json_t *compare_convert_record(const Compare *c, const CompareRow *r) {
+
+static char *record_path(const Compare *c, const CompareRow *r, int64_t seed) {
+    return xformat("%s/%s/converted-seed-%lld.json", c->dir, r->name, (long long)seed);
+}
+json_t *compare_convert_record(const Compare *c, const CompareRow *r, int64_t seed) {
     Err ignored = {0};
-    char *path = record_path(c, r);
+    char *path = record_path(c, r, seed);
     json_t *j = r->convert ? json_read(path, &ignored) : NULL;
     free(path);
     return j;
@@ -169,10 +171,10 @@ static json_t *made_of(const Compare *c, const CompareRow *r, const char *src) {
     return json_pack("{s:s, s:s, s:o}", "src", src, "text_hash", c->text_hash, "arguments", list);
 }
 
-bool compare_convert(const Compare *c, const CompareRow *r, const char *best, int *status, Err *e) {
-    char *dst = compare_converted(c, r), *path = record_path(c, r), *src = xformat("%s/last", best),
+bool compare_convert(const Compare *c, const CompareRow *r, int64_t seed, const char *run, int *status, Err *e) {
+    char *dst = compare_converted(c, r, seed), *path = record_path(c, r, seed), *src = xformat("%s/last", run),
          *folder = xformat("%s/%s", c->dir, r->name), *argv[ARGS_MAX];
-    json_t *of = made_of(c, r, src), *old = compare_convert_record(c, r);
+    json_t *of = made_of(c, r, src), *old = compare_convert_record(c, r, seed);
     bool ok = true, there = old && file_exists(dst, "config.json", e);
     struct stat st;
     ok = !e->status;

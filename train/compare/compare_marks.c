@@ -15,15 +15,28 @@ static double seeds_mean(const RunRecord *x, int seeds, bool first, int *n) {
     return *n ? sum / *n : NAN;
 }
 
+/* The report of the first seed's conversion, and the mean over the seeds of what each changed. */
+static void conversions_json(const Compare *c, const CompareRow *row, json_t *j) {
+    double kl[SEEDS_MAX];
+    int n = 0;
+    json_object_set_new(j, "convert", json_null());
+    json_object_set_new(j, "to", json_string(row->to));
+    for (int k = 0; k < c->seeds.n; k++) {
+        json_t *said = compare_convert_record(c, row, c->seeds.v[k]), *report = json_object_get(said, "report"),
+               *x = json_object_get(json_object_get(report, "check"), "kl");
+        if (report && json_is_null(json_object_get(j, "convert"))) json_object_set(j, "convert", report);
+        if (json_is_number(x)) kl[n++] = json_number_value(x);
+        json_decref(said);
+    }
+    const Spread s = compare_spread(n, kl);
+    json_object_set_new(j, "convert_kl", engine_number(s.mean));
+    json_object_set_new(j, "convert_kl_sd", engine_number(s.sd));
+}
+
 void compare_marks_json(const Compare *c, int i, const RowResult *r, json_t *j) {
     const CompareRow *row = &c->row[i];
-    json_t *said = compare_convert_record(c, row), *marks = json_array();
-    if (row->convert) {
-        json_t *report = json_object_get(said, "report");
-        json_object_set_new(j, "convert", report ? json_incref(report) : json_null());
-        json_object_set_new(j, "to", json_string(row->to));
-    }
-    json_decref(said);
+    json_t *marks = json_array();
+    if (row->convert) conversions_json(c, row, j);
     if (!row->marks.n) {
         json_decref(marks);
         return;
@@ -105,7 +118,7 @@ void compare_marks_table(FILE *f, const json_t *r) {
         if (!json_object_get(x, "marks")) continue;
         json_array_foreach(rows, k, y) if (!strcmp(compare_marks_text(y, "name"), compare_marks_text(x, "reference")))
             beside = y;
-        double kl = compare_marks_number(json_object_get(report, "check"), "kl");
+        double kl = compare_marks_number(x, "convert_kl");
         fprintf(f, "| %s | %s%s |", compare_marks_text(x, "name"),
                 *compare_marks_text(report, "rule") ? compare_marks_text(report, "rule") : compare_marks_text(x, "to"),
                 json_is_true(json_object_get(report, "exact")) ? " (lossless)" : "");

@@ -71,6 +71,11 @@ static void compare_table_loss(FILE *f, const json_t *row, double best) {
         fprintf(f, " %+.4f%s |", mean - best, !strcmp(rank, "tie") ? ", tie" : "");
 }
 
+static const char *edge_name(const json_t *row) {
+    const json_t *first = json_array_get(json_object_get(row, "tuning"), 0);
+    return compare_table_number(first, "lr") == compare_table_number(row, "lr") ? "lowest" : "highest";
+}
+
 static void compare_table_notes(FILE *f, const json_t *r, const json_t *row) {
     const char *sep = " ";
     double finished = compare_table_number(row, "finished"), diverged = compare_table_number(row, "diverged"),
@@ -89,8 +94,10 @@ static void compare_table_notes(FILE *f, const json_t *r, const json_t *row) {
     json_array_foreach(json_object_get(row, "tuning"), i, x) lost +=
         !strcmp(compare_table_text(x, "state"), "diverged");
     if (lost)
-        fprintf(f, "%s%d of %zu learning rates diverged", sep, lost, json_array_size(json_object_get(row, "lrs"))),
+        fprintf(f, "%s%d of %zu learning rates diverged", sep, lost, json_array_size(json_object_get(row, "tuning"))),
             sep = "; ";
+    if (json_is_true(json_object_get(row, "lr_at_edge")) && json_is_number(json_object_get(row, "lr")))
+        fprintf(f, "%sits learning rate is the %s of those tried", sep, edge_name(row)), sep = "; ";
     if (diverged > 0) fprintf(f, "%s%.0f of %zu seeds diverged", sep, diverged, seeds), sep = "; ";
     if (cut > 0) fprintf(f, "%s%.0f runs cut by time", sep, cut), sep = "; ";
     if (finished > 0 && compare_table_number(row, "train_threads") != compare_table_number(r, "threads"))
@@ -150,9 +157,11 @@ void compare_table(FILE *f, const json_t *r) {
     fprintf(f, ", at most %s tokens", compare_table_grouped(compare_table_number(r, "budget_tokens"), a));
     if (compare_table_number(r, "max_passes") > 0) fprintf(f, ", %g passes", compare_table_number(r, "max_passes"));
     if (compare_table_number(r, "max_seconds") > 0) fprintf(f, " and %g s", compare_table_number(r, "max_seconds"));
-    fprintf(f, " a run; the best of %zu learning rates at seed %.0f, then %zu seeds.\n\n",
-            json_array_size(json_object_get(r, "lrs")), compare_table_number(r, "tune_seed"),
-            json_array_size(json_object_get(r, "seeds")));
+    fprintf(f, " a run; the best of %zu learning rates at seed %.0f", json_array_size(json_object_get(r, "lrs")),
+            compare_table_number(r, "tune_seed"));
+    if (compare_table_number(r, "widen") > 0)
+        fprintf(f, ", with at most %.0f more on a side while the best is at an edge", compare_table_number(r, "widen"));
+    fprintf(f, ", then %zu other seeds.\n\n", json_array_size(json_object_get(r, "seeds")));
     compare_table_heads(f, r);
     json_array_foreach(json_object_get(r, "rows"), i, x) compare_table_line(f, r, x, best);
     fprintf(f,
