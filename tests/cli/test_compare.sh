@@ -38,6 +38,8 @@ done
 ok $ci dir="$tmp/none/plan" --plan
 [ "$(grep -c ' 4 *[0-9.]*$' "$tmp/out")" -ge 5 ] || wrong "not 4 runs in each row: $(cat "$tmp/out")"
 grep -q 'at least' "$tmp/out" && wrong "nothing may follow where widen is 0: $(cat "$tmp/out")"
+ok configs/compare.yaml dir="$tmp/none/plan" base.train.batch=1 base.train.micro_batch=1 --plan
+[ "$(grep -c '^mha-on' "$tmp/out")" -eq 1 ] || wrong "mha-on is in the configuration: $(cat "$tmp/out")"
 [ -e "$tmp/none" ] && wrong "--plan made $(find "$tmp/none")"
 verdict plan-matches-parameters
 
@@ -47,7 +49,7 @@ ok $ci dir="$tmp/all"
 seconds=$((SECONDS - start))
 echo "  $ci: $seconds s"
 [ $seconds -le "$(patience 180)" ] || wrong "$ci took $seconds s, at most $(patience 180) are allowed"
-rows=$(grep -c '^  - .*name: ' configs/compare-ci.yaml)
+rows=$(($(grep -c '^  - .*name: ' configs/compare-ci.yaml) + 1)) # and the control of dmc
 table=$tmp/all/table.md
 cells() { awk -F' *[|] *' -v row="$1" -v n="$2" '$2 == row { print $n }' "$table"; }
 [ "$(grep -c '^| [a-z]' "$table")" -eq $((rows + 1)) ] || wrong "the table has other than $rows rows: $(cat "$table")"
@@ -76,6 +78,11 @@ for row in $(awk -F' *[|] *' '/^\| [a-z]/ && $2 != "row" { print $2 }' "$table")
     done
 done
 grep -q '^| dmc .*from mha, which had 10,240 tokens before' "$table" || wrong "dmc: $(grep '^| dmc' "$table")"
+awk -F' *[|] *' '$2 == "dmc" { a = $6 + 0; note = $0 } $2 == "mha-on" { b = $6 + 0; mixer = $10 }
+    END { split(note, part, /[;|] */); for (i in part) if (part[i] ~ /to mha-on/) got = part[i]
+        if (!(b > 0 && (got - 100 * (a / b - 1)) ^ 2 < 0.01 ^ 2)) print "dmc has " a ", mha-on " b ", but: " note }' "$table" >>"$bad"
+cmp <(sed -n '/^model:/,/^init_from/p' "$tmp/all/mha/lr-$(cells mha 5)-seed-1/config.yaml" | grep -v init_) \
+    <(sed -n '/^model:/,/^init_from/p' "$tmp/all/mha-on/lr-$(cells mha-on 5)-seed-1/config.yaml" | grep -v init_) >>"$bad" 2>&1
 for f in "$tmp/all/dmc/"*/config.yaml; do # starts from the run of its own seed, the tuning run too
     seed=${f%/config.yaml} seed=${seed##*-seed-}
     grep -q "^init_from: .*/mha/lr-$(cells mha 5)-seed-$seed/last" "$f" || wrong "$f: $(grep init_from "$f")"
@@ -201,9 +208,9 @@ verdict diverged
 # ---- rates beyond the grid: what is tried, what --plan counts, what is done once, what the table says
 wide="$ci --threads 1 lrs=[100] widen=1 seeds=[1]"
 ok $wide "$rows" dir="$tmp/wide" --plan --json
-[ "$(field "$tmp/out" runs_left)" = 4 ] && grep -q '"more_may_follow": *true' "$tmp/out" || wrong "3 rates and a seed, but: $(cat "$tmp/out")"
+[ "$(field "$tmp/out" runs_left)" = 3 ] && grep -q '"more_may_follow": *true' "$tmp/out" || wrong "100, 50 and a seed, but: $(cat "$tmp/out")"
 ok $wide "$rows" dir="$tmp/wide" --plan
-grep -q 'at least 4 runs left' "$tmp/out" && grep -q 'more runs follow .* at most 1 a side' "$tmp/out" || wrong "$(cat "$tmp/out")"
+grep -q 'at least 3 runs left' "$tmp/out" && grep -q 'more runs follow .* at most 1 a side' "$tmp/out" || wrong "$(cat "$tmp/out")"
 ok $wide "$rows" dir="$tmp/wide" # 100 and 50 diverge: nothing is left to count
 [ "$(cd "$tmp/wide/mha" && echo *.json)" = "lr-1e2-seed-0.json lr-5e1-seed-0.json" ] || wrong "tried $(ls "$tmp/wide/mha")"
 grep -q '^| mha .*| - | - |.*2 of 2 learning rates diverged' "$tmp/wide/table.md" || wrong "$(cat "$tmp/wide/table.md")"

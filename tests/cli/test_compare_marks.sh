@@ -92,6 +92,14 @@ verdict long-decay
 
 ok $ci --threads 1 dir="$tmp/ci" -q # every layout and a teacher
 [ "$(sed -n '/^Losses after/,$p' "$tmp/ci/table.md" | grep -c '^| [a-z].*%) |')" -eq $(($(grep -c 'convert:' $ci))) ] || wrong "$(cat "$tmp/ci/table.md")"
+# taught rows are compared with the control that has their teacher, the others with the one that is written
+marks() { sed -n '/^Losses after/,$p' "$tmp/ci/table.md" | awk -F' *[|] *' -v row="$1" '$2 == row { print $8 }'; } # at 5 %
+for pair in gqa3-aligned-kd/mha-on-kd yoco-kd/mha-on-kd-2 mla/mha-on gqa3-aligned/mha-on; do
+    awk -v a="$(marks ${pair%/*})" -v b="$(marks ${pair#*/})" -v pair=$pair 'BEGIN { split(a, x, "[(%]")
+        if (!(b > 0 && (x[2] - 100 * (a / b - 1)) ^ 2 < 0.01 ^ 2)) print pair ": " a " against " b }' >>"$bad"
+done
+grep -A9 '^teacher:' "$tmp/ci/mha-on-kd-2/"*/config.yaml | grep -q ' lm: 0$' || wrong "mha-on-kd-2 has other losses than yoco-kd"
+grep -q '^  path: .*/ci/mha/lr-1e-2-seed-1/last' "$tmp/ci/mha-on-kd/lr-3e-3-seed-1-mark-5/config.yaml" || wrong "mha-on-kd has no teacher"
 grep -q '^  path: .*/ci/mha/lr-1e-2-seed-1/last' "$tmp/ci/gqa3-aligned-kd/lr-3e-3-seed-1-mark-5/config.yaml" || wrong "gqa3-aligned-kd learns from $(grep -A2 teacher "$tmp/ci/gqa3-aligned-kd/"*5/config.yaml)"
 cmp -s "$tmp/ci/gqa3-aligned-kd/lr-3e-3-seed-1-mark-5/last/model.safetensors" "$tmp/ci/gqa3-aligned/lr-3e-3-seed-1-mark-5/last/model.safetensors" && wrong "a teacher changes nothing"
 compare configs/compare-uptrain.yaml --only gqa3-maen # read and checked as a whole

@@ -167,6 +167,64 @@ Test(compare, settings_of_a_run) {
     compare_free(&c);
 }
 
+static const CompareRow *row_named(const char *name) {
+    for (int i = 0; i < c.nrows; i++)
+        if (!strcmp(c.row[i].name, name)) return &c.row[i];
+    cr_assert_fail("no row %s", name);
+    return NULL;
+}
+static void controlled_by(const char *name, const char *control) {
+    int at = row_named(name)->reference;
+    const char *got = at < 0 ? "none" : c.row[at].name;
+    cr_expect_str_eq(got, control, "%s is compared with %s, expected %s", name, got, control);
+}
+
+/* Which rows get which controls, and what these are: one for many rows where nothing but the layout differs. */
+Test(compare, controls) {
+    static const char rows[] =
+        "widen: 0\nlrs: [1e-2]\nseeds: [1]\nbudget: {tokens: 20000}\nmatch: {multiple: 1}\nrows:\n- name: mha\n"
+        "- {name: mqa, set: {model.kinds.mix.kv_heads: 1}}\n" /* from scratch: none */
+        "- {name: more, from: mha, tokens: 640}\n"            /* the same layout: none; a control */
+        "- {name: near, from: mha, tokens: 640, set: {model.kinds.mix.window: 8}}\n"
+        "- {name: far, from: mha, tokens: 1280, set: {model.kinds.mix.window: 8, optim.warmup: 0}}\n"
+        "- {name: far2, from: mha, tokens: 1280, set: {model.kinds.mix.window: 4, optim.warmup: 0}}\n"
+        "- {name: mean, from: mha, marks: [10], set: {model.kinds.mix.window: 8, optim.warmup: 0}}\n"
+        "- {name: first, from: mha, marks: [5, 20], teacher: mha, "
+        "set: {model.kinds.mix.window: 4, optim.warmup: 0}}\n"
+        "- {name: kl, from: mha, marks: [5], teacher: mha, "
+        "set: {model.kinds.mix.window: 2, optim.warmup: 0, teacher.losses: {lm: 0, kl: 1}}}\n"
+        "- {name: fast, from: mha, marks: [10], lrs: [2e-2], set: {model.kinds.mix.window: 8, optim.warmup: "
+        "0}}\n"
+        "- {name: one, from: mqa, tokens: 640, set: {model.kinds.mix.kv_heads: 1, model.kinds.mix.window: 8}}\n";
+    static const char *const made[] = {"mha-on", "mha-on-2", "mha-on-kd", "mha-on-kd-2", "mha-on-3", "mqa-on"};
+    Err e = {0};
+    cr_assert(read_with(small, rows, &e), "%s", e.msg);
+    cr_assert_eq(c.nrows, 11 + 6, "%d rows", c.nrows);
+    for (int i = 0; i < 6; i++) cr_expect_str_eq(c.row[11 + i].name, made[i]);
+    controlled_by("mha", "none"), controlled_by("mqa", "none"), controlled_by("more", "none");
+    controlled_by("near", "more");
+    controlled_by("far", "mha-on"), controlled_by("far2", "mha-on");
+    controlled_by("mean", "mha-on-2"), controlled_by("first", "mha-on-kd"), controlled_by("kl", "mha-on-kd-2");
+    controlled_by("fast", "mha-on-3"), controlled_by("one", "mqa-on"), controlled_by("mha-on", "none");
+    const CompareRow *far = row_named("mha-on"), *marks = row_named("mha-on-2"), *kd = row_named("mha-on-kd");
+    cr_expect(far->steps == 20 && !far->marks.n && far->learns < 0 && far->cfg.optim.warmup.n == 0);
+    int *window = far->cfg.model.kind[0].cfg, *source = c.row[0].cfg.model.kind[0].cfg;
+    cr_expect_arr_eq(window, source, far->cfg.model.kind[0].mixer->cfg_size, "mha-on has another layout than mha");
+    /* marks of `first` without its teacher and of `mean` are one chain */
+    cr_expect(marks->marks.n == 3 && marks->marks.v[0] == 5 && marks->marks.v[1] == 10 && marks->marks.v[2] == 20);
+    cr_expect(kd->marks.n == 2 && kd->learns == 0 && kd->cfg.teacher.losses.lm == 1);
+    cr_expect(row_named("mha-on-kd-2")->cfg.teacher.losses.lm == 0 && row_named("mha-on-3")->lrs.v[0] == 2e-2);
+    cr_expect_eq(row_named("mqa-on")->params, row_named("mqa")->params);
+    cr_expect_eq(row_named("mqa-on")->at_context, row_named("mqa")->at_context);
+    compare_free(&c);
+    char text[sizeof rows + 40];
+    snprintf(text, sizeof text, "controls: false\n%s", rows);
+    cr_assert(read_with(small, text, &e), "%s", e.msg);
+    cr_assert_eq(c.nrows, 11);
+    controlled_by("near", "more"), controlled_by("mean", "none");
+    compare_free(&c);
+}
+
 static const struct {
     const char *more, *part;
 } bad[] = {

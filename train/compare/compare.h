@@ -57,8 +57,10 @@ typedef struct {
     char *word[WORDS_MAX]; /* key=value, owned */
     int learns;            /* index of the row that `teacher` names, -1: none */
     int source;            /* index of the row that `from` names, -1: none */
-    Config cfg;            /* settings of any of its runs, except run.dir, run.seed, init_from and the learning rate */
-    double decay;          /* optim.min_lr / optim.lr of its settings */
+    bool control;          /* made by compare_controls: has the layout of its source */
+    int reference; /* index of the row that continues the same source as it is, with the same teacher, -1: none */
+    Config cfg;    /* settings of any of its runs, except run.dir, run.seed, init_from and the learning rate */
+    double decay;  /* optim.min_lr / optim.lr of its settings */
     int64_t steps;
     size_t params, hidden; /* hidden: of the first feed-forward part */
     /* by formula: one token's bytes as far as they grow without limit, states, all at measure.context and at the
@@ -84,16 +86,17 @@ typedef struct {
         int context, prompt, decode, repeats;
         Ints batches, contexts;
     } measure;
-    int nrows;
+    bool controls;
+    int nrows; /* the controls come last */
     CompareRow *row;
-    Node *root, *base;
-    char *base_path;        /* NULL: written in place */
-    const char *path;       /* of the configuration */
-    size_t text_tokens;     /* to train on */
-    char text_hash[24];     /* of them */
-    int threads;            /* threads of runs and measurements */
-    char isa[KEY_TEXT_MAX]; /* as --isa names it, "auto" too */
-    Dtype dtype;            /* dtype of the inputs of products, in all rows */
+    Node *root, *base, *control_rows; /* control_rows: a list like `rows` */
+    char *base_path;                  /* NULL: written in place */
+    const char *path;                 /* of the configuration */
+    size_t text_tokens;               /* to train on */
+    char text_hash[24];               /* of them */
+    int threads;                      /* threads of runs and measurements */
+    char isa[KEY_TEXT_MAX];           /* as --isa names it, "auto" too */
+    Dtype dtype;                      /* dtype of the inputs of products, in all rows */
 } Compare;
 extern const Key compare_keys[], compare_row_keys[];
 
@@ -113,6 +116,14 @@ const char *compare_lr_name(double lr, char buf[32]);
 /* The keys `convert`, `marks`, `decay` of a row, which are read separately. */
 bool compare_convert_read(const Compare *, CompareRow *, const Node *row, const char *path, Err *);
 bool compare_marks_read(const Compare *, CompareRow *, const Node *row, const char *path, Err *);
+/* Sets mark_steps and mark_hold of a row whose marks and source are set. Returns the first mark that is not a step or
+ * more after the one before, -1: all are. */
+int compare_marks_place(const Compare *, CompareRow *);
+/* Rows with `convert`, and rows with `from` that set keys of the layout, are compared with a control: the source trained
+ * on as it is, for the same steps or marks, at the same rates, with the row's other settings, by the same teacher. Sets
+ * `reference` of all rows; *out: a list of the controls that the configuration does not have, which follow its rows in
+ * this order (NULL: none). A row with a teacher also gets the control without one. With `controls` false: none. */
+bool compare_controls(Compare *, Node **out, Err *);
 /* The settings, a tree, of the row's conversion of a model with the settings `from`. NULL: refused. */
 Node *compare_convert_plan(const CompareRow *, const Config *from, const char *path, Err *);
 /* Converts the run in the folder `src` into compare_converted, from which the row's run of that seed starts, unless that

@@ -45,6 +45,10 @@ const Key compare_keys[] = {
     {"seeds", KEY_INTS, AT(seeds), NULL, 0, 2e9, "run.seed of the runs that are compared", 0, 0},
     {"budget", KEY_TABLE, 0, "", 0, 0, "limits of one run", 0, budget_keys},
     {"measure", KEY_TABLE, 0, "", 0, 0, "measurements of every row's best run", 0, measure_keys},
+    {"controls", KEY_BOOL, AT(controls), "true", 0, 0,
+     "rows that start from another and change its layout are compared with controls, ROW-on and, with a teacher, "
+     "ROW-on-kd: the source trained on for the same steps; those that are not in rows are added",
+     0, 0},
     {"rows", KEY_OTHER, 0, NULL, 0, 0, "list of rows: {name: ..., set: {...}}", 0, 0},
     {0}};
 #undef AT
@@ -310,11 +314,22 @@ static bool marks_hold(const CompareRow *r, const Node *at, const char *path, Er
                (long long)warmup, (long long)r->mark_hold[0], r->marks.v[0]);
 }
 
-static bool row_read(Compare *c, int i, const Node *x, const Config *base, Device *dev, Err *e) {
+/* The resolved settings of a row's model, as a tree. */
+static Node *model_tree(const Config *cfg, Err *e) {
+    char *text = config_text(cfg);
+    Node *all = tree_yaml(text, strlen(text), "the settings of a row", e), *model = NULL;
+    if (all) model = tree_copy(tree_get(all, "model"));
+    tree_free(all);
+    free(text);
+    return model;
+}
+
+static bool row_read(Compare *c, int i, const Node *x, bool control, const Config *base, Device *dev, Err *e) {
     CompareRow *r = &c->row[i];
     char path[64], where[160];
     snprintf(path, sizeof path, "rows.%d", i);
     if (!schema_read(compare_row_keys, x, path, NULL, r, e)) return false;
+    r->control = control, r->reference = -1;
     if (!*r->name || strlen(r->name) > 40 ||
         r->name[strspn(r->name, "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789_-")])
         return node_refuse(x, path, e, "the name of a row is 1 to 40 letters, digits, - and _");
@@ -337,8 +352,9 @@ static bool row_read(Compare *c, int i, const Node *x, const Config *base, Devic
     if (!(r->marks.n ? compare_marks_read(c, r, x, path, e) : steps_fit(c, base, r, x, path, e))) return false;
     Node *tree = tree_copy(c->base);
     bool ok = true;
-    if (r->convert) {
-        Node *model = compare_convert_plan(r, &c->row[r->source].cfg, path, e);
+    if (r->convert || control) {
+        const Config *from = &c->row[r->source].cfg;
+        Node *model = control ? model_tree(from, e) : compare_convert_plan(r, from, path, e);
         ok = model && tree_put(tree, "model", model, x, e);
     }
     for (int k = 0; ok && r->set && k < r->set->n; k++) {
@@ -365,7 +381,7 @@ static bool row_read(Compare *c, int i, const Node *x, const Config *base, Devic
         c->match.params = (int64_t)r->params;
         return true;
     }
-    if (r->convert) { /* of as many parameters as the conversion leaves */
+    if (r->convert || control) { /* of as many parameters as the conversion leaves, or its source has */
         const int *h = compare_config_width(&r->cfg.model.ffn[0]);
         r->hidden = h ? (size_t)*h : 0;
         return compare_config_count(&r->cfg, dev, &r->params, where, e);
@@ -460,6 +476,15 @@ static bool lists_fit(const Compare *c, Err *e) {
     return true;
 }
 
+static bool rows_add(Compare *c, const Node *rows, bool control, const Config *base, Device *dev, Err *e) {
+    bool ok = true;
+    for (int k = 0; ok && k < rows->n; k++) {
+        int i = c->nrows++; /* what a failing row has made is freed with the others */
+        ok = row_read(c, i, rows->kid[k], control, base, dev, e) && row_cost(c, &c->row[i], dev, e);
+    }
+    return ok;
+}
+
 static bool compare_config_rows_read(Compare *c, const Config *base, const Cli *cli, Err *e) {
     const Node *rows = tree_get(c->root, "rows");
     Device *dev;
@@ -472,12 +497,9 @@ static bool compare_config_rows_read(Compare *c, const Config *base, const Cli *
     c->threads = device_threads(dev);
     strcpy(c->isa, base->run.isa);
     c->dtype = base->train.dtype == DTYPE_BF16 ? BF16 : REAL;
-    c->row = xcalloc((size_t)rows->n, sizeof *c->row);
-    bool ok = true;
-    for (int i = 0; ok && i < rows->n; i++) {
-        c->nrows = i + 1; /* what a failing row has made is freed with the others */
-        ok = row_read(c, i, rows->kid[i], base, dev, e) && row_cost(c, &c->row[i], dev, e);
-    }
+    c->row = xcalloc(ROWS_COMPARED_MAX, sizeof *c->row);
+    bool ok = rows_add(c, rows, false, base, dev, e) && compare_controls(c, &c->control_rows, e);
+    if (ok && c->control_rows) ok = rows_add(c, c->control_rows, true, base, dev, e);
     device_close(dev);
     return ok;
 }
@@ -505,6 +527,7 @@ void compare_free(Compare *c) {
     free(c->row);
     tree_free(c->root);
     tree_free(c->base);
+    tree_free(c->control_rows);
     free(c->base_path);
     *c = (Compare){0};
 }

@@ -67,15 +67,7 @@ bool compare_convert_read(const Compare *c, CompareRow *r, const Node *row, cons
     return true;
 }
 
-bool compare_marks_read(const Compare *c, CompareRow *r, const Node *row, const char *path, Err *e) {
-    const Node *at = tree_get(row, "marks");
-    if (r->source < 0)
-        return node_refuse(at, path, e, "marks: needs from, the row whose steps the percentages refer to");
-    if (r->tokens) return node_refuse(at, path, e, "marks and tokens both set the length of training; give one");
-    if (r->marks.n > MARKS_MAX)
-        return node_refuse(at, path, e, "marks: expected at most %d numbers, got %d", MARKS_MAX, r->marks.n);
-    if (r->lrs.n != 1)
-        return node_refuse(at, path, e, "marks: a row with marks has one learning rate; give it lrs of one number");
+int compare_marks_place(const Compare *c, CompareRow *r) {
     const CompareRow *root = &c->row[r->source];
     while (root->source >= 0) root = &c->row[root->source];
     for (int m = 0; m < r->marks.n; m++) {
@@ -85,13 +77,29 @@ bool compare_marks_read(const Compare *c, CompareRow *r, const Node *row, const 
         r->mark_hold[m] = n - decay;
         bool apart =
             !m || (n > r->mark_steps[m - 1] && (r->mark_hold[m] > r->mark_hold[m - 1] || !r->mark_hold[m - 1]));
-        if (!apart)
-            return node_refuse(at, path, e,
-                               "marks: expected each mark to be at least one step after the last; of the %lld steps of "
-                               "%s, %g %% and %g %% are %lld and %lld",
-                               (long long)root->steps, root->name, r->marks.v[m - 1], r->marks.v[m],
-                               (long long)r->mark_steps[m - 1], (long long)n);
+        if (!apart) return m;
     }
+    return -1;
+}
+
+bool compare_marks_read(const Compare *c, CompareRow *r, const Node *row, const char *path, Err *e) {
+    const Node *at = tree_get(row, "marks");
+    if (r->source < 0)
+        return node_refuse(at, path, e, "marks: needs from, the row whose steps the percentages refer to");
+    if (r->tokens) return node_refuse(at, path, e, "marks and tokens both set the length of training; give one");
+    if (r->marks.n > MARKS_MAX)
+        return node_refuse(at, path, e, "marks: expected at most %d numbers, got %d", MARKS_MAX, r->marks.n);
+    if (r->lrs.n != 1)
+        return node_refuse(at, path, e, "marks: a row with marks has one learning rate; give it lrs of one number");
+    const int m = compare_marks_place(c, r);
+    const CompareRow *root = &c->row[r->source];
+    while (root->source >= 0) root = &c->row[root->source];
+    if (m >= 0)
+        return node_refuse(at, path, e,
+                           "marks: expected each mark to be at least one step after the last; of the %lld steps of "
+                           "%s, %g %% and %g %% are %lld and %lld",
+                           (long long)root->steps, root->name, r->marks.v[m - 1], r->marks.v[m],
+                           (long long)r->mark_steps[m - 1], (long long)r->mark_steps[m]);
     r->steps = r->mark_steps[r->marks.n - 1];
     return true;
 }

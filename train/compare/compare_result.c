@@ -166,6 +166,8 @@ static json_t *row_json(const Compare *c, const RowResult *all, int i, const jso
     json_object_set_new(j, "rank", r->rank ? json_string(ranks[r->rank]) : json_null());
     runs_sum(c, row, r, j);
     if (row->learns >= 0) json_object_set_new(j, "teacher", json_string(row->teacher));
+    json_object_set_new(j, "reference", row->reference < 0 ? json_null() : json_string(c->row[row->reference].name));
+    json_object_set_new(j, "control", json_boolean(row->control));
     compare_marks_json(c, i, r, j);
     json_object_set_new(j, "tokens_before", json_real(tokens_before(c, all, i)));
     json_t *at = json_array(), *x;

@@ -76,6 +76,20 @@ static const char *edge_name(const json_t *row) {
     return compare_table_number(first, "lr") == compare_table_number(row, "lr") ? "lowest" : "highest";
 }
 
+/* How far a row without marks is from its control; those with marks have a table of it. */
+static void control_note(FILE *f, const json_t *r, const json_t *row, const char **sep) {
+    const char *name = compare_table_text(row, "reference");
+    const json_t *x;
+    size_t i;
+    if (!*name || json_object_get(row, "marks")) return;
+    json_array_foreach(json_object_get(r, "rows"), i, x) {
+        double off = 100 * (compare_table_number(row, "val_loss") / compare_table_number(x, "val_loss") - 1);
+        if (strcmp(compare_table_text(x, "name"), name) || !isfinite(off)) continue;
+        fprintf(f, "%s%+.2f %% to %s", *sep, off, name);
+        *sep = "; ";
+    }
+}
+
 static void compare_table_notes(FILE *f, const json_t *r, const json_t *row) {
     const char *sep = " ";
     double finished = compare_table_number(row, "finished"), diverged = compare_table_number(row, "diverged"),
@@ -89,6 +103,7 @@ static void compare_table_notes(FILE *f, const json_t *r, const json_t *row) {
                 compare_table_grouped(before, a));
         sep = "; ";
     }
+    control_note(f, r, row, &sep);
     if (!json_equal(json_object_get(row, "lrs"), json_object_get(r, "lrs")))
         fprintf(f, "%slearning rates of its own", sep), sep = "; ";
     json_array_foreach(json_object_get(row, "tuning"), i, x) lost +=
