@@ -51,13 +51,14 @@ echo "  $ci: $seconds s"
 [ $seconds -le "$(patience 180)" ] || wrong "$ci took $seconds s, at most $(patience 180) are allowed"
 rows=$(($(grep -c '^  - .*name: ' configs/compare-ci.yaml) + 1)) # and the control of dmc
 table=$tmp/all/table.md
-cells() { awk -F' *[|] *' -v row="$1" -v n="$2" '$2 == row { print $n }' "$table"; }
-[ "$(grep -c '^| [a-z]' "$table")" -eq $((rows + 1)) ] || wrong "the table has other than $rows rows: $(cat "$table")"
+first() { sed '/^Loss: /q' "$table"; } # the first table
+cells() { first | awk -F' *[|] *' -v row="$1" -v n="$2" '$2 == row { print $n }'; }
+[ "$(first | grep -c '^| [a-z]')" -eq $((rows + 1)) ] || wrong "the table has other than $rows rows: $(cat "$table")"
 tail -n "$(wc -l <"$table")" "$tmp/out" | cmp - "$table" >>"$bad" 2>&1 # what is printed is what is kept
 [ "$(begun "$tmp/out")" -eq $((rows * 4)) ] || wrong "$(begun "$tmp/out") runs were begun, expected $((rows * 4))"
 head -n 1 "$table" | grep -q "threads.*kvsmith [0-9.]*; \`configs/compare-ci.yaml\`" || wrong "the table does not say where it comes from: $(head -n 1 "$table")"
-awk -F' *[|] *' 'NR == 3 { n = NF } NR > 3 && /^\|/ && NF != n { print "a line of " NF " cells, expected " n ": " $0 }' "$table" >>"$bad"
-for row in $(awk -F' *[|] *' '/^\| [a-z]/ && $2 != "row" { print $2 }' "$table"); do
+awk -F' *[|] *' 'NR == 3 { n = NF } NR > 3 && /^\|/ && NF != n { print "a line of " NF " cells, expected " n ": " $0 }' <(first) >>"$bad"
+for row in $(first | awk -F' *[|] *' '/^\| [a-z]/ && $2 != "row" { print $2 }'); do
     # the learning rate is that of the lowest loss at the tuning seed
     best=$(for f in "$tmp/all/$row"/lr-*-seed-0.json; do echo "$(field "$f" val_loss) $f"; done | sort -g | head -n 1)
     lr=$(basename "${best#* }" -seed-0.json)
@@ -78,9 +79,9 @@ for row in $(awk -F' *[|] *' '/^\| [a-z]/ && $2 != "row" { print $2 }' "$table")
     done
 done
 grep -q '^| dmc .*from mha, which had 10,240 tokens before' "$table" || wrong "dmc: $(grep '^| dmc' "$table")"
-awk -F' *[|] *' '$2 == "dmc" { a = $6 + 0; note = $0 } $2 == "mha-on" { b = $6 + 0; mixer = $10 }
+awk -F' *[|] *' '$2 == "dmc" { a = $6 + 0; note = $0 } $2 == "mha-on" { b = $6 + 0 }
     END { split(note, part, /[;|] */); for (i in part) if (part[i] ~ /to mha-on/) got = part[i]
-        if (!(b > 0 && (got - 100 * (a / b - 1)) ^ 2 < 0.01 ^ 2)) print "dmc has " a ", mha-on " b ", but: " note }' "$table" >>"$bad"
+        if (!(b > 0 && (got - 100 * (a / b - 1)) ^ 2 < 0.01 ^ 2)) print "dmc has " a ", mha-on " b ", but: " note }' <(first) >>"$bad"
 cmp <(sed -n '/^model:/,/^init_from/p' "$tmp/all/mha/lr-$(cells mha 5)-seed-1/config.yaml" | grep -v init_) \
     <(sed -n '/^model:/,/^init_from/p' "$tmp/all/mha-on/lr-$(cells mha-on 5)-seed-1/config.yaml" | grep -v init_) >>"$bad" 2>&1
 for f in "$tmp/all/dmc/"*/config.yaml; do # starts from the run of its own seed, the tuning run too
@@ -95,6 +96,82 @@ lr=lr-$(cells gqa 5)
 cells mha 8 | grep -qx '1024.0' || wrong "mha: $(cells mha 8) bytes a token, expected 2 x 4 layers x 4 heads x 8 numbers x 4 bytes = 1024"
 [ "$(field "$tmp/all/results.json" text_hash)" = "$(field "$tmp/all/gqa/$lr-seed-1.json" text_hash)" ] || wrong "results.json: another text"
 verdict table
+
+# ---- where the loss is: the same validation as the runs' own, computed through the cache, so the means agree where a cache
+# keeps every row; the parts are the whole
+ok $ci dir="$tmp/all" measure.loss_tokens=4096 measure.common=2000 # as many as base.train.eval_tokens
+sed -n '/^Where the loss is/,/^The first/p' "$table" >"$tmp/where"
+[ "$(grep -c '^| [a-z]' "$tmp/where")" -eq $((rows + 1)) ] || wrong "$(cat "$tmp/where")"
+for row in $(first | awk -F' *[|] *' '/^\| [a-z]/ && $2 != "row" { print $2 }'); do
+    awk -F' *[|] *' -v row="$row" -v want="$(cells "$row" 6)" '$2 == row { split($3, a, " "); split(want, b, " ")
+        if (row != "dmc" && !((a[1] - b[1]) ^ 2 <= 0.0002 ^ 2 && (a[3] - b[3]) ^ 2 <= 0.0002 ^ 2)) print row ": " $3 " through the cache, validation " want
+        seen = 1 } END { if (!seen) print row " has no losses" }' "$tmp/where" >>"$bad"
+done
+awk -F'[][, ]+' '/"sums"/ { on = 1; k = 0; next } on && /\]/ && k >= 20 { on = 0 } on && /[0-9]/ { v[k++] = $2 + 0
+    if (k == 40) { n = all = kinds = 0
+        for (i = 2; i < 34; i += 2) n += v[i], all += v[i + 1]
+        for (i = 34; i < 40; i += 2) kinds += v[i], sum += v[i + 1]
+        if (n != v[0] || kinds != v[0] || v[0] != 4096 || (all - v[1]) ^ 2 > 1e-12 || (sum - v[1]) ^ 2 > 1e-12) print "sums " n " " kinds " of " v[0] ", " all " " sum " of " v[1]
+        sum = 0; runs++ } } END { if (!(runs > 10)) print runs " runs in losses.json" }' "$tmp/all/losses.json" >>"$bad"
+inode=$(stat -c %i "$tmp/all/losses.json")
+ok $ci dir="$tmp/all" measure.loss_tokens=4096 measure.common=2000
+[ "$(stat -c %i "$tmp/all/losses.json")" = "$inode" ] || wrong "losses were computed again"
+ok $ci dir="$tmp/all" measure.loss_tokens=4096 measure.common=1
+cmp -s <(sed -n '/^Where the loss is/,/^The first/p' "$table") "$tmp/where" && wrong "measure.common changes nothing"
+ok $ci dir="$tmp/all" measure.loss_tokens=0
+grep -q '^Where the loss' "$table" && wrong "loss_tokens=0: $(cat "$table")"
+ok $ci dir="$tmp/all"
+verdict where-the-loss-is
+
+# ---- the page: well formed, with every row, its fronts those that the results give
+page() { # checks $1/table.html against $1/results.json
+    local html=$1/table.html
+    if command -v python3 >/dev/null 2>&1; then
+        python3 - "$html" >>"$bad" 2>&1 <<'END'
+import sys
+from html.parser import HTMLParser
+class Nest(HTMLParser):
+    VOID = {"meta", "line", "circle/"}
+    def __init__(self):
+        super().__init__()
+        self.open, self.seen = [], {}
+    def handle_starttag(self, tag, attrs):
+        self.seen[tag] = self.seen.get(tag, 0) + 1
+        if tag not in self.VOID: self.open.append(tag)
+    def handle_startendtag(self, tag, attrs): self.seen[tag] = self.seen.get(tag, 0) + 1
+    def handle_endtag(self, tag):
+        if not self.open or self.open.pop() != tag: sys.exit(f"</{tag}> closes nothing at {self.getpos()}")
+p = Nest()
+p.feed(open(sys.argv[1], encoding="utf-8").read())
+p.close()
+if p.open: sys.exit(f"left open: {p.open}")
+for tag in "html", "table", "svg", "circle", "polyline": 
+    if not p.seen.get(tag): sys.exit(f"no <{tag}>")
+END
+    fi
+    grep -qiE '<script|https?://[^"]*\.(js|css)|<link|@import' "$html" && wrong "$html needs other files"
+    for tag in table thead tbody svg tr td th div p; do
+        [ "$(grep -o "<$tag[ >]" "$html" | wc -l)" -eq "$(grep -o "</$tag>" "$html" | wc -l)" ] || wrong "$html: <$tag> is not closed"
+    done
+    [ "$(grep -c '^| ' "$1/table.md")" -eq "$(grep -o '<tr>' "$html" | wc -l)" ] || wrong "$html has other lines than table.md"
+    awk -F': ' '{ gsub(/[",]/, "", $2) } /^      "name"/ { name[++n] = $2 } /^      "from"/ { from[n] = $2 != "null" }
+        /^      "val_loss"/ { loss[n] = $2 } /^      "bytes_per_token"/ { bytes[n] = $2 }
+        END { for (i = 1; i <= n; i++) {
+            if (loss[i] == "null" || bytes[i] == "null") continue
+            on = 1
+            for (k = 1; k <= n; k++) {
+                if (loss[k] == "null" || bytes[k] == "null" || from[k] != from[i]) continue
+                better = (loss[k] + 0 < loss[i] + 0) + (bytes[k] + 0 < bytes[i] + 0)
+                worse = (loss[k] + 0 > loss[i] + 0) + (bytes[k] + 0 > bytes[i] + 0)
+                if (better && !worse) on = 0
+            }
+            print "class=\"row" (from[i] ? " from" : "") (on ? " best" : "") "\" data-row=\"" name[i] "\"" } }' "$1/results.json" | sort >"$tmp/front"
+    [ -s "$tmp/front" ] && grep -q best "$tmp/front" || wrong "no front in $1/results.json"
+    grep -o 'class="row[^>]*data-row="[^"]*"' "$html" | sort | cmp - "$tmp/front" >>"$bad" 2>&1
+}
+page "$tmp/all"
+[ "$(wc -l <"$tmp/front")" -eq $rows ] || wrong "the plot has $(wc -l <"$tmp/front") rows of $rows"
+verdict page
 
 # ---- what is done is not done again
 trained "$tmp/all" >"$tmp/before"
@@ -140,10 +217,14 @@ refused "model.ffn" $ci dir="$tmp/all" match.params=50000
 refused "heads" $ci dir="$tmp/all" 'rows.1.set={model.kinds.mix.kv_heads: 4}'
 head -c 300000 data/kjv.txt >"$tmp/text"
 cat data/kjv.txt >"$tmp/same"
+cp configs/compare-ci.yaml "$tmp/a&b <c>.yaml"
 refused "data.train" $ci dir="$tmp/all" base.data.train="$tmp/same"
 cmp <(trained "$tmp/all") "$tmp/before" >>"$bad" 2>&1
 few="$ci base.data.train=$tmp/text lrs=[1e-2] seeds=[1] base.data.val_fraction=0.1"
-ok $few dir="$tmp/text-run" 'rows=[{name: mha}]' budget.tokens=2560
+ok "$tmp/a&b <c>.yaml" measure.repeats=1 base.data.train="$tmp/text" lrs=[1e-2] seeds=[1] base.data.val_fraction=0.1 \
+    dir="$tmp/text-run" 'rows=[{name: mha}]' budget.tokens=2560
+page "$tmp/text-run"
+grep -q '<h1>.*/a&amp;b &lt;c&gt;.yaml</h1>' "$tmp/text-run/table.html" || wrong "escapes: $(grep h1 "$tmp/text-run/table.html")"
 grep -q '^| mha .*one run: no sd, no order' "$tmp/text-run/table.md" || wrong "one run: $(grep '^| mha' "$tmp/text-run/table.md")"
 tr a e <data/kjv.txt | head -c 300000 >"$tmp/text"
 refused "another text" $few dir="$tmp/text-run" 'rows=[{name: mha}]' budget.tokens=2560

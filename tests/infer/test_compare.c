@@ -54,6 +54,52 @@ Test(compare, no_order_below_two_sd) {
     rank_is(2, (double[]){NAN, NAN}, (double[]){NAN, NAN}, (int[]){0, 0}, (Rank[]){RANK_NONE, RANK_NONE});
 }
 
+Test(compare, front) {
+    /* rows 1, 4 and 5 are dominated: by 0 in both, by 0 at equal bytes, by 2 at equal loss; 7 has no loss; 8 and 9,
+     * which are equal, are the other kind */
+    const double loss[] = {1.0, 1.1, 0.9, 0.5, 1.2, 0.9, 1.5, NAN, 2.0, 2.0},
+                 bytes[] = {100, 120, 300, 900, 100, 400, 50, 10, 1000, 1000};
+    const bool kind[] = {0, 0, 0, 0, 0, 0, 0, 0, 1, 1}, want[] = {1, 0, 1, 1, 0, 0, 1, 0, 1, 1};
+    bool got[10];
+    compare_front(10, loss, bytes, kind, got);
+    for (int i = 0; i < 10; i++) cr_expect_eq(got[i], want[i], "row %d: %d", i, got[i]);
+}
+
+/* Text of a configuration and of a machine may have any characters. */
+Test(compare, page_escapes_and_has_every_cell) {
+    static const char table[] = "a & b `<c>`\n\n| row | x |\n|---|---:|\n| \"m\" | 1 < 2 |\n| n | - |\n\nend > of it\n";
+    static const char *const parts[] = {"<title>p&lt;q&gt;&amp;&quot;</title>",
+                                        "<p>a &amp; b <code>&lt;c&gt;</code></p>",
+                                        "<thead><tr><th>row</th><th>x</th></tr>",
+                                        "<td>&quot;m&quot;</td><td>1 &lt; 2</td>",
+                                        "<tr><td>n</td><td>-</td></tr>\n</tbody></table>",
+                                        "<p>end &gt; of it</p>"};
+    json_t *j = json_pack("{s:s, s:{s:i}, s:[{s:s, s:f, s:f, s:b}, {s:s, s:f, s:f, s:b}, {s:s, s:n}]}", "config",
+                          "p<q>&\"", "measure", "context", 64, "rows", "name", "first", "val_loss", 1.0,
+                          "bytes_per_token", 64.0, "front", 1, "name", "second", "val_loss", 2.0, "bytes_per_token",
+                          1024.0, "front", 0, "name", "third", "val_loss");
+    char *text = NULL;
+    size_t n;
+    FILE *f = open_memstream(&text, &n);
+    compare_html(f, table, j);
+    fclose(f);
+    for (size_t i = 0; i < sizeof parts / sizeof *parts; i++)
+        cr_expect(strstr(text, parts[i]), "no '%s' in\n%s", parts[i], text);
+    cr_expect(strstr(text, "class=\"row best\" data-row=\"first\"") &&
+                  strstr(text, "class=\"row\" data-row=\"second\"") && !strstr(text, "third"),
+              "%s", text);
+    /* 64 and 1024 bytes are 4 doublings apart, of the 6 from 32 to 2048 that the 632 units of the axis show */
+    double x[2], y[2];
+    char *at = strstr(text, "data-row=\"first\"");
+    cr_assert(at && sscanf(at, "data-row=\"first\" cx=\"%lf\" cy=\"%lf\"", &x[0], &y[0]) == 2);
+    at = strstr(text, "data-row=\"second\"");
+    cr_assert(at && sscanf(at, "data-row=\"second\" cx=\"%lf\" cy=\"%lf\"", &x[1], &y[1]) == 2);
+    cr_expect_float_eq(x[1] - x[0], 4 * 632 / 6.0, 0.11, "%g to %g", x[0], x[1]);
+    cr_expect(y[1] < y[0], "a greater loss is higher up: %g, %g", y[0], y[1]);
+    free(text);
+    json_decref(j);
+}
+
 Test(compare, names_of_learning_rates) {
     static const struct {
         double lr;

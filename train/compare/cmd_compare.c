@@ -9,6 +9,7 @@
 #include "infer/engine.h"
 #include "train/bench/bench_train.h"
 #include "infer/session.h"
+#include "compare_loss.h"
 #include "compare_measure.h"
 #include "policies.h"
 
@@ -268,15 +269,18 @@ static bool cmd_compare_train(const Compare *c, RowResult *all, const bool *want
     return true;
 }
 
+/* table.md and table.html. */
 static bool table_write(const Compare *c, const json_t *results, Err *e) {
-    char *text = NULL, *path = xformat("%s/table.md", c->dir);
-    size_t n;
+    char *text = NULL, *page = NULL, *path = xformat("%s/table.md", c->dir), *html = xformat("%s/table.html", c->dir);
+    size_t n, m;
     FILE *f = oom_stream(&text, &n);
     compare_table(f, results);
     fclose(f);
-    bool ok = file_write(path, text, n, e);
-    free(text);
-    free(path);
+    f = oom_stream(&page, &m);
+    compare_html(f, text, results);
+    fclose(f);
+    bool ok = file_write(path, text, n, e) && file_write(html, page, m, e);
+    free(text), free(page), free(path), free(html);
     return ok;
 }
 
@@ -291,6 +295,10 @@ static bool cmd_compare_finish(const Compare *c, RowResult *all, bool again, con
     own.codec = &codec_f32;
     json_t *speed = compare_measure(c, all, again, &own, e);
     if (!speed) return false;
+    if (!compare_losses(c, all, &own, e)) {
+        json_decref(speed);
+        return false;
+    }
     json_t *j = compare_json(c, all, speed);
     char *path = xformat("%s/results.json", c->dir);
     bool ok = json_write(path, j, e) && table_write(c, j, e);
@@ -358,7 +366,8 @@ int cmd_compare(int argc, char **argv) {
                                  .doc =
                                      "Trains every layout that CONFIG lists with the same data, budget and number of "
                                      "parameters, and prints the quality, cache bytes, prefill speed and decoding "
-                                     "speed of each. Its folder receives table.md, results.json and every run. After "
+                                     "speed of each. Its folder receives table.md, table.html, "
+                                     "results.json and every run. After "
                                      "an interruption the same command continues; finished runs are not repeated. With "
                                      "--policies it trains nothing: it asks MODEL tasks through its cache under each "
                                      "policy and budget, with the prompt ending after and before the question, and "

@@ -1,8 +1,8 @@
 /* compare.h: the command `kvsmith compare`: trains several layouts with the same data, budget, parameters and code, and
  * measures each.
  *
- * - DIR/table.md, results.json: the results
- * - DIR/speed.json: the last measurement of sizes and speeds
+ * - DIR/table.md, table.html, results.json: the results
+ * - DIR/speed.json: the last measurement of sizes and speeds; DIR/losses.json: that of losses by position
  * - DIR/.lock: locked while a process compares here
  * - DIR/ROW/lr-3e-3-seed-1/: an ordinary run folder; next to it its settings, lr-3e-3-seed-1.yaml, and its record,
  *   lr-3e-3-seed-1.json, written when the run is over: finished or diverged
@@ -23,6 +23,7 @@
  * A run without a record is started or continued; a run with one is not touched again. */
 #pragma once
 #include <jansson.h>
+#include "infer/eval/loss_split.h"
 #include "model/cli.h"
 #include "model/config/config.h"
 
@@ -83,7 +84,8 @@ typedef struct {
         double max_passes, max_seconds;
     } budget;
     struct {
-        int context, prompt, decode, repeats;
+        int context, prompt, decode, repeats, loss_context;
+        int64_t loss_tokens, common;
         Ints batches, contexts;
     } measure;
     bool controls;
@@ -202,6 +204,7 @@ typedef struct {
     double lr;
     int best; /* index of the seed of the lowest loss among finished runs, -1: none */
     Spread loss;
+    LossSplit split[SEEDS_MAX]; /* of finished runs, after compare_losses */
     Rank rank;
 } RowResult;
 /* Reads the records on disk. */
@@ -235,6 +238,11 @@ void compare_machine(char name[128]); /* the processor */
 /* Everything known, as one object; and as a Markdown table. */
 json_t *compare_json(const Compare *, const RowResult *, const json_t *speed);
 void compare_table(FILE *, const json_t *results);
+/* A page of `markdown`, which compare_table wrote, and a plot of loss over bytes. */
+void compare_html(FILE *, const char *markdown, const json_t *results);
+/* Which of `n` points no other of the same kind dominates: one that is not worse in both and better in one. A point
+ * with a NaN is not on the front. */
+void compare_front(int n, const double *loss, const double *bytes, const bool *kind, bool *front);
 /* Adds a row's conversion report and its marks to its object. */
 void compare_marks_json(const Compare *, int row, const RowResult *, json_t *);
 /* The second table, of rows with marks; nothing if there are none. */

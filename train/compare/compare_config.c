@@ -27,6 +27,12 @@ static const Key measure_keys[] = {
     {"decode", KEY_INT, AT(measure.decode), "128", 1, 1 << 20, "tokens after the prompt whose decoding is timed", 0, 0},
     {"batches", KEY_INTS, AT(measure.batches), "[1, 8]", 1, 4096, "sequences at once", 0, 0},
     {"repeats", KEY_INT, AT(measure.repeats), "5", 1, 1000, "timings of each row; the median counts", 0, 0},
+    {"loss_tokens", KEY_LONG, AT(measure.loss_tokens), "65536", 0, 1e12,
+     "tokens of the validation text whose loss is split by position and by recall, the first ones; 0: none", 0, 0},
+    {"loss_context", KEY_INT, AT(measure.loss_context), "0", 0, 1 << 24, "tokens of a window there; 0: data.seq_len", 0,
+     0},
+    {"common", KEY_LONG, AT(measure.common), "1250", 0, 1e15,
+     "a pair of tokens that the training text has more often is common: to repeat it is no recall", 0, 0},
     {"contexts", KEY_INTS, AT(measure.contexts), "[1024, 32768]", 1, 1 << 30, "tokens at which formulas are evaluated",
      0, 0},
     {0}};

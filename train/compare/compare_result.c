@@ -1,6 +1,6 @@
 /* compare_result.c: what the records of all runs amount to. */
 #include <sys/utsname.h>
-#include "compare.h"
+#include "compare_loss.h"
 #include "infer/engine.h"
 
 void origin_free(Origin *o) {
@@ -170,6 +170,7 @@ static json_t *row_json(const Compare *c, const RowResult *all, int i, const jso
     json_object_set_new(j, "control", json_boolean(row->control));
     compare_marks_json(c, i, r, j);
     json_object_set_new(j, "tokens_before", json_real(tokens_before(c, all, i)));
+    compare_losses_json(c, r, j);
     json_t *at = json_array(), *x;
     for (int k = 0; k < c->measure.contexts.n; k++) json_array_append_new(at, json_integer((json_int_t)row->at[k]));
     json_object_set_new(j, "cache",
@@ -185,6 +186,25 @@ static json_t *row_json(const Compare *c, const RowResult *all, int i, const jso
     return j;
 }
 
+/* Marks the rows of the two Pareto fronts of loss and bytes: of rows from scratch, and of those that continue others. */
+static void fronts_json(const Compare *c, const json_t *rows) {
+    double loss[ROWS_COMPARED_MAX], bytes[ROWS_COMPARED_MAX];
+    bool kind[ROWS_COMPARED_MAX], front[ROWS_COMPARED_MAX];
+    for (int i = 0; i < c->nrows; i++) {
+        const json_t *row = json_array_get(rows, (size_t)i), *l = json_object_get(row, "val_loss"),
+                     *b = json_object_get(row, "cache_measured");
+        loss[i] = json_is_number(l) ? json_number_value(l) : NAN;
+        bytes[i] = json_is_number(b) ? json_number_value(b) / c->measure.context : NAN;
+        kind[i] = c->row[i].source >= 0;
+    }
+    compare_front(c->nrows, loss, bytes, kind, front);
+    for (int i = 0; i < c->nrows; i++) {
+        json_t *row = json_array_get(rows, (size_t)i);
+        json_object_set_new(row, "bytes_per_token", engine_number(bytes[i]));
+        json_object_set_new(row, "front", json_boolean(front[i]));
+    }
+}
+
 static json_t *ints_json(const Ints *x) {
     json_t *j = json_array();
     for (int i = 0; i < x->n; i++) json_array_append_new(j, json_integer(x->v[i]));
@@ -194,6 +214,7 @@ static json_t *ints_json(const Ints *x) {
 json_t *compare_json(const Compare *c, const RowResult *all, const json_t *speed) {
     json_t *rows = json_array();
     for (int i = 0; i < c->nrows; i++) json_array_append_new(rows, row_json(c, all, i, speed));
+    fronts_json(c, rows);
     char machine[128];
     compare_machine(machine);
     json_t *j =
@@ -205,10 +226,11 @@ json_t *compare_json(const Compare *c, const RowResult *all, const json_t *speed
                   c->widen, "tune_seed", (json_int_t)c->tune_seed, "seeds", ints_json(&c->seeds), "text_tokens",
                   (json_int_t)c->text_tokens, "text_hash", c->text_hash);
     json_object_set_new(j, "measure",
-                        json_pack("{s:i, s:i, s:i, s:i, s:o, s:o}", "context", c->measure.context, "prompt",
-                                  c->measure.prompt, "decode", c->measure.decode, "repeats", c->measure.repeats,
-                                  "batches", ints_json(&c->measure.batches), "contexts",
-                                  ints_json(&c->measure.contexts)));
+                        json_pack("{s:i, s:i, s:i, s:i, s:I, s:i, s:I, s:o, s:o}", "context", c->measure.context,
+                                  "prompt", c->measure.prompt, "decode", c->measure.decode, "repeats",
+                                  c->measure.repeats, "loss_tokens", (json_int_t)c->measure.loss_tokens, "loss_context",
+                                  c->measure.loss_context, "common", (json_int_t)c->measure.common, "batches",
+                                  ints_json(&c->measure.batches), "contexts", ints_json(&c->measure.contexts)));
     json_object_set_new(j, "rows", rows);
     return j;
 }

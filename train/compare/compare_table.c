@@ -1,5 +1,5 @@
 /* compare_table.c: the results as a Markdown table. */
-#include "compare.h"
+#include "compare_loss.h"
 
 static double compare_table_number(const json_t *j, const char *name) {
     const json_t *x = json_object_get(j, name);
@@ -189,5 +189,6 @@ void compare_table(FILE *f, const json_t *r) {
             compare_table_grouped(compare_table_number(m, "context"), a), compare_table_number(m, "repeats"),
             compare_table_grouped(compare_table_number(m, "prompt"), b),
             compare_table_grouped(compare_table_number(m, "decode"), (char[32]){0}));
+    compare_losses_table(f, r);
     compare_marks_table(f, r);
 }
