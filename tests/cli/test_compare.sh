@@ -97,6 +97,20 @@ cells mha 8 | grep -qx '1024.0' || wrong "mha: $(cells mha 8) bytes a token, exp
 [ "$(field "$tmp/all/results.json" text_hash)" = "$(field "$tmp/all/gqa/$lr-seed-1.json" text_hash)" ] || wrong "results.json: another text"
 verdict table
 
+# ---- bytes at contexts: counted where rows leave, in proportion beyond the 64 positions of the models; by formula elsewhere
+ok $ci lrs=[1e-2] seeds=[1] budget.tokens=2560 measure.context=64 measure.contexts='[32, 64, 256]' dir="$tmp/counted" \
+    "rows=[{name: mha}, {name: evicts, set: {model.kinds.mix: {mixer: dmc, action: evict, delay: 4, heads: 4, kv_heads: 4, head_dim: 8, offset: -20, phase: soft}}}]"
+tr -d ' \n' <"$tmp/counted/results.json" | sed 's/{"name":/\n&/g' >"$tmp/flat"
+list() { grep "^{\"name\":\"$1\"" "$tmp/flat" | grep -o "\"$2\":\[[^]]*" | head -n 1 | sed 's/.*\[//' | tr ',' ' '; }
+one() { grep "^{\"name\":\"$1\"" "$tmp/flat" | grep -o "\"$2\":[^,}]*" | head -n 1 | sed 's/.*://'; }
+[ "$(list mha cache_counted)" = "null null null" ] && [ "$(list mha cache_at)" = "$(list mha at)" ] || wrong "mha: $(list mha cache_at), $(list mha cache_counted)"
+[ "$(list evicts cache_counted)" = "32 64 64" ] || wrong "evicts was counted at $(list evicts cache_counted)"
+echo "$(one evicts cache_measured) $(one evicts state_bytes) $(one evicts formula) $(list evicts cache_at) $(list evicts at)" | awk '
+    { want = $2 + ($1 - $2) / ($3 - $2) * ($9 - $2)
+      if (!($1 < $3 / 2 && $5 == $1 && $4 < $7 && ($6 - want) ^ 2 <= 1)) print "measured, state, formula, counted, formulas: " $0 ", expected " want }' >>"$bad"
+grep -q '^| evicts .*cache counted up to 64 tokens, beyond that in proportion' "$tmp/counted/table.md" || wrong "$(cat "$tmp/counted/table.md")"
+verdict bytes-at-contexts
+
 # ---- where the loss is: the same validation as the runs' own, computed through the cache, so the means agree where a cache
 # keeps every row; the parts are the whole
 ok $ci dir="$tmp/all" measure.loss_tokens=4096 measure.common=2000 # as many as base.train.eval_tokens
@@ -109,8 +123,8 @@ for row in $(first | awk -F' *[|] *' '/^\| [a-z]/ && $2 != "row" { print $2 }');
 done
 awk -F'[][, ]+' '/"sums"/ { on = 1; k = 0; next } on && /\]/ && k >= 20 { on = 0 } on && /[0-9]/ { v[k++] = $2 + 0
     if (k == 40) { n = all = kinds = 0
-        for (i = 2; i < 34; i += 2) n += v[i], all += v[i + 1]
-        for (i = 34; i < 40; i += 2) kinds += v[i], sum += v[i + 1]
+        for (i = 2; i < 34; i += 2) { n += v[i]; all += v[i + 1] }
+        for (i = 34; i < 40; i += 2) { kinds += v[i]; sum += v[i + 1] }
         if (n != v[0] || kinds != v[0] || v[0] != 4096 || (all - v[1]) ^ 2 > 1e-12 || (sum - v[1]) ^ 2 > 1e-12) print "sums " n " " kinds " of " v[0] ", " all " " sum " of " v[1]
         sum = 0; runs++ } } END { if (!(runs > 10)) print runs " runs in losses.json" }' "$tmp/all/losses.json" >>"$bad"
 inode=$(stat -c %i "$tmp/all/losses.json")

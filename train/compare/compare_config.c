@@ -33,8 +33,8 @@ static const Key measure_keys[] = {
      0},
     {"common", KEY_LONG, AT(measure.common), "1250", 0, 1e15,
      "a pair of tokens that the training text has more often is common: to repeat it is no recall", 0, 0},
-    {"contexts", KEY_INTS, AT(measure.contexts), "[1024, 32768]", 1, 1 << 30, "tokens at which formulas are evaluated",
-     0, 0},
+    {"contexts", KEY_INTS, AT(measure.contexts), "[4096, 32768]", 1, 1 << 30,
+     "tokens for which the cache's bytes are listed: by formula, and counted where rows are merged or evicted", 0, 0},
     {0}};
 const Key compare_keys[] = {
     {"dir", KEY_TEXT, AT(dir), NULL, 0, 0, "folder of the comparison: its runs and results", 0, 0},

@@ -179,9 +179,9 @@ static json_t *row_json(const Compare *c, const RowResult *all, int i, const jso
     size_t k;
     json_array_foreach(json_object_get(speed, "rows"), k, x) {
         if (strcmp(json_string_value(json_object_get(x, "name")), row->name)) continue;
-        json_object_set(j, "cache_measured", json_object_get(x, "cache_measured"));
-        json_object_set(j, "step_tok_s", json_object_get(x, "step_tok_s"));
-        json_object_set(j, "speed", json_object_get(x, "speed"));
+        static const char *const names[] = {"cache_measured", "cache_at", "cache_counted", "step_tok_s", "speed"};
+        for (size_t n = 0; n < sizeof names / sizeof *names; n++)
+            json_object_set(j, names[n], json_object_get(x, names[n]));
     }
     return j;
 }

@@ -90,6 +90,22 @@ static void control_note(FILE *f, const json_t *r, const json_t *row, const char
     }
 }
 
+/* How far the bytes of a row that merges or evicts were counted. */
+static void counted_note(FILE *f, const json_t *r, const json_t *row, const char **sep) {
+    const json_t *contexts = json_object_get(json_object_get(r, "measure"), "contexts"), *x;
+    json_int_t upto = 0, most = 0;
+    char a[32];
+    size_t i;
+    json_array_foreach(json_object_get(row, "cache_counted"), i, x) {
+        json_int_t n = json_integer_value(x), at = json_integer_value(json_array_get(contexts, i));
+        upto = n > upto ? n : upto, most = at > most ? at : most;
+    }
+    if (!upto) return;
+    fprintf(f, "%scache counted up to %s tokens", *sep, compare_table_grouped((double)upto, a));
+    if (most > upto) fputs(", beyond that in proportion", f);
+    *sep = "; ";
+}
+
 static void compare_table_notes(FILE *f, const json_t *r, const json_t *row) {
     const char *sep = " ";
     double finished = compare_table_number(row, "finished"), diverged = compare_table_number(row, "diverged"),
@@ -104,6 +120,7 @@ static void compare_table_notes(FILE *f, const json_t *r, const json_t *row) {
         sep = "; ";
     }
     control_note(f, r, row, &sep);
+    counted_note(f, r, row, &sep);
     if (!json_equal(json_object_get(row, "lrs"), json_object_get(r, "lrs")))
         fprintf(f, "%slearning rates of its own", sep), sep = "; ";
     json_array_foreach(json_object_get(row, "tuning"), i, x) lost +=
@@ -138,7 +155,8 @@ static void compare_table_line(FILE *f, const json_t *r, const json_t *row, doub
     cell_at(f, compare_table_number(row, "cache_measured") / context, 1);
     cell_at(f, compare_table_number(cache, "formula") / context, 1);
     compare_table_cell(f, compare_table_number(cache, "state_bytes"));
-    json_array_foreach(json_object_get(cache, "at"), i, x) compare_table_cell(f, json_number_value(x));
+    const json_t *at = json_object_get(row, "cache_at");
+    json_array_foreach(at ? at : json_object_get(cache, "at"), i, x) compare_table_cell(f, json_number_value(x));
     json_array_foreach(json_object_get(m, "batches"), i, x) {
         double prefill = NAN, decode = NAN;
         json_array_foreach(json_object_get(row, "speed"), k,
@@ -179,16 +197,19 @@ void compare_table(FILE *f, const json_t *r) {
     fprintf(f, ", then %zu other seeds.\n\n", json_array_size(json_object_get(r, "seeds")));
     compare_table_heads(f, r);
     json_array_foreach(json_object_get(r, "rows"), i, x) compare_table_line(f, r, x, best);
-    fprintf(f,
-            "\nLoss: mean ± sd (n - 1) of the final validation over the seeds. A tie is less than 2 sd above the "
-            "lowest loss, by the larger sd of the two; ties and rows with fewer than two runs have no order. Cache: "
-            "counted in a session after %s tokens of the validation text, states included; the formula assumes that no "
-            "row is merged or evicted. Speeds: medians of %.0f repetitions, rows interleaved; a prompt of %s tokens, "
-            "then %s tokens decoded. Training tok/s: the median of steps on random tokens, measured with the other "
-            "speeds; training s: mean time of the runs without validation and saving.\n",
-            compare_table_grouped(compare_table_number(m, "context"), a), compare_table_number(m, "repeats"),
-            compare_table_grouped(compare_table_number(m, "prompt"), b),
-            compare_table_grouped(compare_table_number(m, "decode"), (char[32]){0}));
+    fprintf(
+        f,
+        "\nLoss: mean ± sd (n - 1) of the final validation over the seeds. A tie is less than 2 sd above the "
+        "lowest loss, by the larger sd of the two; ties and rows with fewer than two runs have no order. Cache: "
+        "counted in a session after %s tokens of the validation text, states included; the formula assumes that no "
+        "row is merged or evicted. Cache B at a context: by the formula, and counted for rows that merge or evict, as "
+        "far as the validation text and the model's positions reach. Speeds: medians of %.0f repetitions, rows "
+        "interleaved; a prompt of %s tokens, "
+        "then %s tokens decoded. Training tok/s: the median of steps on random tokens, measured with the other "
+        "speeds; training s: mean time of the runs without validation and saving.\n",
+        compare_table_grouped(compare_table_number(m, "context"), a), compare_table_number(m, "repeats"),
+        compare_table_grouped(compare_table_number(m, "prompt"), b),
+        compare_table_grouped(compare_table_number(m, "decode"), (char[32]){0}));
     compare_losses_table(f, r);
     compare_marks_table(f, r);
 }
