@@ -112,8 +112,7 @@ grep -q '^| evicts .*cache counted up to 64 tokens, beyond that in proportion' "
 verdict bytes-at-contexts
 
 # ---- where the loss is: the same validation as the runs' own, computed through the cache, so the means agree where a cache
-# keeps every row; the parts are the whole
-ok $ci dir="$tmp/all" measure.loss_tokens=4096 measure.common=2000 # as many as base.train.eval_tokens
+# keeps every row (measure.loss_tokens is base.train.eval_tokens); the parts are the whole
 sed -n '/^Where the loss is/,/^The first/p' "$table" >"$tmp/where"
 [ "$(grep -c '^| [a-z]' "$tmp/where")" -eq $((rows + 1)) ] || wrong "$(cat "$tmp/where")"
 for row in $(first | awk -F' *[|] *' '/^\| [a-z]/ && $2 != "row" { print $2 }'); do
@@ -121,20 +120,23 @@ for row in $(first | awk -F' *[|] *' '/^\| [a-z]/ && $2 != "row" { print $2 }');
         if (row != "dmc" && !((a[1] - b[1]) ^ 2 <= 0.0002 ^ 2 && (a[3] - b[3]) ^ 2 <= 0.0002 ^ 2)) print row ": " $3 " through the cache, validation " want
         seen = 1 } END { if (!seen) print row " has no losses" }' "$tmp/where" >>"$bad"
 done
-awk -F'[][, ]+' '/"sums"/ { on = 1; k = 0; next } on && /\]/ && k >= 20 { on = 0 } on && /[0-9]/ { v[k++] = $2 + 0
+awk -F'[][, ]+' '/"sums"/ { on = 1; k = 0; next } on && /[0-9]/ { v[k++] = $2 + 0
     if (k == 40) { n = all = kinds = 0
         for (i = 2; i < 34; i += 2) { n += v[i]; all += v[i + 1] }
         for (i = 34; i < 40; i += 2) { kinds += v[i]; sum += v[i + 1] }
         if (n != v[0] || kinds != v[0] || v[0] != 4096 || (all - v[1]) ^ 2 > 1e-12 || (sum - v[1]) ^ 2 > 1e-12) print "sums " n " " kinds " of " v[0] ", " all " " sum " of " v[1]
         sum = 0; runs++ } } END { if (!(runs > 10)) print runs " runs in losses.json" }' "$tmp/all/losses.json" >>"$bad"
-inode=$(stat -c %i "$tmp/all/losses.json")
-ok $ci dir="$tmp/all" measure.loss_tokens=4096 measure.common=2000
-[ "$(stat -c %i "$tmp/all/losses.json")" = "$inode" ] || wrong "losses were computed again"
-ok $ci dir="$tmp/all" measure.loss_tokens=4096 measure.common=1
-cmp -s <(sed -n '/^Where the loss is/,/^The first/p' "$table") "$tmp/where" && wrong "measure.common changes nothing"
-ok $ci dir="$tmp/all" measure.loss_tokens=0
-grep -q '^Where the loss' "$table" && wrong "loss_tokens=0: $(cat "$table")"
-ok $ci dir="$tmp/all"
+again() { # VALUE=...: the small comparison once more; prints the second table
+    ok $ci lrs=[1e-2] seeds=[1] budget.tokens=2560 measure.context=64 measure.contexts=[64] dir="$tmp/counted" 'rows=[{name: mha}]' "$@"
+    sed -n '/^Where the loss is/,/^The first/p' "$tmp/counted/table.md"
+}
+again >"$tmp/where"
+inode=$(stat -c %i "$tmp/counted/losses.json")
+again measure.repeats=2 | cmp - "$tmp/where" >>"$bad" 2>&1
+[ "$(stat -c %i "$tmp/counted/losses.json")" = "$inode" ] || wrong "losses were computed again"
+again measure.common=1 | cmp -s - "$tmp/where" && wrong "measure.common changes nothing"
+again measure.loss_context=16 | grep -q 'tokens 5 to 16 |$' || wrong "windows of 16: $(cat "$tmp/counted/table.md")"
+[ -z "$(again measure.loss_tokens=0)" ] || wrong "loss_tokens=0: $(cat "$tmp/counted/table.md")"
 verdict where-the-loss-is
 
 # ---- the page: well formed, with every row, its fronts those that the results give
