@@ -1,5 +1,5 @@
-/* loss_split.h: divides the loss of a text by how much context a token has, and by whether the context shows it already.
- * `compare` calls it for every run; what it needs are tokens and losses, not models.
+/* loss_split.h: divides the loss of a text by how much context a token has, and by whether the context has shown it.
+ * `compare` calls it for every run. It needs tokens and losses, no model.
  *
  * Row i of a window reads token a = tok[i] and predicts b = tgt[i]; pos[i] rows of its document come before it. Its
  * loss counts

@@ -328,8 +328,7 @@ Test(compare, refused) {
     cr_expect_eq(check_exists(check_path("dir")), false, "a refusal made the folder");
 }
 
-/* Rates that are tried, in order, where the loss of a run at `lr` is |ln(lr / lowest)|, and that diverges above `limit`.
- */
+/* Rates that are tried, in order, where the loss of a run at `lr` is |ln(lr / lowest)|, and NaN above `limit`. */
 typedef struct {
     double lowest, limit;
     int n, over; /* over: how many runs are done */

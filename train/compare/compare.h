@@ -121,14 +121,14 @@ bool compare_marks_read(const Compare *, CompareRow *, const Node *row, const ch
 /* Sets mark_steps and mark_hold of a row whose marks and source are set. Returns the first mark that is not a step or
  * more after the one before, -1: all are. */
 int compare_marks_place(const Compare *, CompareRow *);
-/* Rows with `convert`, and rows with `from` that set keys of the layout, are compared with a control: the source trained
- * on as it is, for the same steps or marks, at the same rates, with the row's other settings, by the same teacher. Sets
+/* Rows with `convert`, and rows with `from` that set keys of the layout, are compared with a control: the source as it
+ * is, trained on for the same steps or marks, at the same rates, with the row's other settings and teacher. Sets
  * `reference` of all rows; *out: a list of the controls that the configuration does not have, which follow its rows in
  * this order (NULL: none). A row with a teacher also gets the control without one. With `controls` false: none. */
 bool compare_controls(Compare *, Node **out, Err *);
 /* The settings, a tree, of the row's conversion of a model with the settings `from`. NULL: refused. */
 Node *compare_convert_plan(const CompareRow *, const Config *from, const char *path, Err *);
-/* Converts the run in the folder `src` into compare_converted, from which the row's run of that seed starts, unless that
+/* Converts the run in the folder `src` into compare_converted, from which the row's run of that seed starts, unless it
  * exists. *status: see compare_train. */
 bool compare_convert(const Compare *, const CompareRow *, int64_t seed, const char *src, int *status, Err *);
 char *compare_converted(const Compare *, const CompareRow *, int64_t seed); /* malloc'ed */

@@ -186,7 +186,7 @@ static json_t *row_json(const Compare *c, const RowResult *all, int i, const jso
     return j;
 }
 
-/* Marks the rows of the two Pareto fronts of loss and bytes: of rows from scratch, and of those that continue others. */
+/* Marks the rows of both Pareto fronts of loss and bytes: of rows from scratch, and of those that continue others. */
 static void fronts_json(const Compare *c, const json_t *rows) {
     double loss[ROWS_COMPARED_MAX], bytes[ROWS_COMPARED_MAX];
     bool kind[ROWS_COMPARED_MAX], front[ROWS_COMPARED_MAX];
