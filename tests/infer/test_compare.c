@@ -229,8 +229,9 @@ static void controlled_by(const char *name, const char *control) {
 Test(compare, controls) {
     static const char rows[] =
         "widen: 0\nlrs: [1e-2]\nseeds: [1]\nbudget: {tokens: 20000}\nmatch: {multiple: 1}\nrows:\n- name: mha\n"
-        "- {name: mqa, set: {model.kinds.mix.kv_heads: 1}}\n" /* from scratch: none */
-        "- {name: more, from: mha, tokens: 640}\n"            /* the same layout: none; a control */
+        "- {name: mqa, set: {model.kinds.mix.kv_heads: 1}}\n"     /* from scratch: none */
+        "- {name: more, from: mha, tokens: 640}\n"                /* the same layout: none; a control */
+        "- {name: more2, from: mha, tokens: 1280, lrs: [3e-2]}\n" /* at another rate: of none */
         "- {name: near, from: mha, tokens: 640, set: {model.kinds.mix.window: 8}}\n"
         "- {name: far, from: mha, tokens: 1280, set: {model.kinds.mix.window: 8, optim.warmup: 0}}\n"
         "- {name: far2, from: mha, tokens: 1280, set: {model.kinds.mix.window: 4, optim.warmup: 0}}\n"
@@ -245,8 +246,8 @@ Test(compare, controls) {
     static const char *const made[] = {"mha-on", "mha-on-2", "mha-on-kd", "mha-on-kd-2", "mha-on-3", "mqa-on"};
     Err e = {0};
     cr_assert(read_with(small, rows, &e), "%s", e.msg);
-    cr_assert_eq(c.nrows, 11 + 6, "%d rows", c.nrows);
-    for (int i = 0; i < 6; i++) cr_expect_str_eq(c.row[11 + i].name, made[i]);
+    cr_assert_eq(c.nrows, 12 + 6, "%d rows", c.nrows);
+    for (int i = 0; i < 6; i++) cr_expect_str_eq(c.row[12 + i].name, made[i]);
     controlled_by("mha", "none"), controlled_by("mqa", "none"), controlled_by("more", "none");
     controlled_by("near", "more");
     controlled_by("far", "mha-on"), controlled_by("far2", "mha-on");
@@ -266,7 +267,7 @@ Test(compare, controls) {
     char text[sizeof rows + 40];
     snprintf(text, sizeof text, "controls: false\n%s", rows);
     cr_assert(read_with(small, text, &e), "%s", e.msg);
-    cr_assert_eq(c.nrows, 11);
+    cr_assert_eq(c.nrows, 12);
     controlled_by("near", "more"), controlled_by("mean", "none");
     compare_free(&c);
 }

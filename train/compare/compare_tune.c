@@ -44,7 +44,7 @@ double compare_widen(const Numbers *grid, int widen, int n, const double *lr, co
         if (loss[i] < least) least = loss[i], best = i; /* false for NaN */
     }
     if (best == 0 && below < widen) v = rate_beyond(lr[0], false, low_ratio);
-    if (!(v > 0) && best == n - 1 && isfinite(least) && above < widen) v = rate_beyond(lr[n - 1], true, high_ratio);
+    if (!(v > 0) && best == n - 1 && above < widen) v = rate_beyond(lr[n - 1], true, high_ratio);
     *edge = !(v > 0) && (best == 0 || best == n - 1);
     return v;
 }
