@@ -36,7 +36,10 @@ for config in configs/compare.yaml configs/compare-ci.yaml; do
     ' "$tmp/params" >>"$bad"
 done
 ok $ci dir="$tmp/none/plan" --plan
-[ "$(grep -c ' 3 *[0-9.]*$' "$tmp/out")" -ge 5 ] || wrong "not 3 runs in each row: $(cat "$tmp/out")"
+[ "$(grep -c ' 4 *[0-9.]*$' "$tmp/out")" -ge 5 ] || wrong "not 4 runs in each row: $(cat "$tmp/out")"
+grep -q 'at least' "$tmp/out" && wrong "nothing may follow where widen is 0: $(cat "$tmp/out")"
+ok configs/compare.yaml dir="$tmp/none/plan" base.train.batch=1 base.train.micro_batch=1 --plan
+[ "$(grep -c '^mha-on' "$tmp/out")" -eq 1 ] || wrong "mha-on is in the configuration: $(cat "$tmp/out")"
 [ -e "$tmp/none" ] && wrong "--plan made $(find "$tmp/none")"
 verdict plan-matches-parameters
 
@@ -46,20 +49,21 @@ ok $ci dir="$tmp/all"
 seconds=$((SECONDS - start))
 echo "  $ci: $seconds s"
 [ $seconds -le "$(patience 180)" ] || wrong "$ci took $seconds s, at most $(patience 180) are allowed"
-rows=$(grep -c '^  - .*name: ' configs/compare-ci.yaml)
+rows=$(($(grep -c '^  - .*name: ' configs/compare-ci.yaml) + 1)) # and the control of dmc
 table=$tmp/all/table.md
-cells() { awk -F' *[|] *' -v row="$1" -v n="$2" '$2 == row { print $n }' "$table"; }
-[ "$(grep -c '^| [a-z]' "$table")" -eq $((rows + 1)) ] || wrong "the table has other than $rows rows: $(cat "$table")"
+first() { sed '/^Loss: /q' "$table"; } # the first table
+cells() { first | awk -F' *[|] *' -v row="$1" -v n="$2" '$2 == row { print $n }'; }
+[ "$(first | grep -c '^| [a-z]')" -eq $((rows + 1)) ] || wrong "the table has other than $rows rows: $(cat "$table")"
 tail -n "$(wc -l <"$table")" "$tmp/out" | cmp - "$table" >>"$bad" 2>&1 # what is printed is what is kept
-[ "$(begun "$tmp/out")" -eq $((rows * 3)) ] || wrong "$(begun "$tmp/out") runs were begun, expected $((rows * 3))"
+[ "$(begun "$tmp/out")" -eq $((rows * 4)) ] || wrong "$(begun "$tmp/out") runs were begun, expected $((rows * 4))"
 head -n 1 "$table" | grep -q "threads.*kvsmith [0-9.]*; \`configs/compare-ci.yaml\`" || wrong "the table does not say where it comes from: $(head -n 1 "$table")"
-awk -F' *[|] *' 'NR == 3 { n = NF } NR > 3 && /^\|/ && NF != n { print "a line of " NF " cells, expected " n ": " $0 }' "$table" >>"$bad"
-for row in $(awk -F' *[|] *' '/^\| [a-z]/ && $2 != "row" { print $2 }' "$table"); do
+awk -F' *[|] *' 'NR == 3 { n = NF } NR > 3 && /^\|/ && NF != n { print "a line of " NF " cells, expected " n ": " $0 }' <(first) >>"$bad"
+for row in $(first | awk -F' *[|] *' '/^\| [a-z]/ && $2 != "row" { print $2 }'); do
     # the learning rate is that of the lowest loss at the tuning seed
-    best=$(for f in "$tmp/all/$row"/lr-*-seed-1.json; do echo "$(field "$f" val_loss) $f"; done | sort -g | head -n 1)
-    lr=$(basename "${best#* }" -seed-1.json)
+    best=$(for f in "$tmp/all/$row"/lr-*-seed-0.json; do echo "$(field "$f" val_loss) $f"; done | sort -g | head -n 1)
+    lr=$(basename "${best#* }" -seed-0.json)
     [ "lr-$(cells "$row" 5)" = "$lr" ] || wrong "$row: lr $(cells "$row" 5), but $lr has the lowest loss"
-    [ "$(ls -d "$tmp/all/$row"/lr-*/ | wc -l)" -eq 3 ] || wrong "$row: runs $(ls "$tmp/all/$row")"
+    [ "$(ls -d "$tmp/all/$row"/lr-*/ | wc -l)" -eq 4 ] || wrong "$row: runs $(ls "$tmp/all/$row")"
     # mean and sd of the two seeds: sd = |a - b| / sqrt(2)
     awk -v a="$(field "$tmp/all/$row/$lr-seed-1.json" val_loss)" -v b="$(field "$tmp/all/$row/$lr-seed-2.json" val_loss)" -v got="$(cells "$row" 6)" -v row="$row" '
         BEGIN { want = sprintf("%.4f ± %.4f", (a + b) / 2, (a > b ? a - b : b - a) / sqrt(2)); if (got != want) print row ": loss " got ", expected " want }' >>"$bad"
@@ -75,7 +79,15 @@ for row in $(awk -F' *[|] *' '/^\| [a-z]/ && $2 != "row" { print $2 }' "$table")
     done
 done
 grep -q '^| dmc .*from mha, which had 10,240 tokens before' "$table" || wrong "dmc: $(grep '^| dmc' "$table")"
-grep -q '^init_from: .*/mha/' "$tmp/all/dmc/"*/config.yaml || wrong "dmc starts from $(grep -h init_from "$tmp/all/dmc/"*/config.yaml)"
+awk -F' *[|] *' '$2 == "dmc" { a = $6 + 0; note = $0 } $2 == "mha-on" { b = $6 + 0 }
+    END { split(note, part, /[;|] */); for (i in part) if (part[i] ~ /to mha-on/) got = part[i]
+        if (!(b > 0 && (got - 100 * (a / b - 1)) ^ 2 < 0.01 ^ 2)) print "dmc has " a ", mha-on " b ", but: " note }' <(first) >>"$bad"
+cmp <(sed -n '/^model:/,/^init_from/p' "$tmp/all/mha/lr-$(cells mha 5)-seed-1/config.yaml" | grep -v init_) \
+    <(sed -n '/^model:/,/^init_from/p' "$tmp/all/mha-on/lr-$(cells mha-on 5)-seed-1/config.yaml" | grep -v init_) >>"$bad" 2>&1
+for f in "$tmp/all/dmc/"*/config.yaml; do # starts from the run of its own seed, the tuning run too
+    seed=${f%/config.yaml} seed=${seed##*-seed-}
+    grep -q "^init_from: .*/mha/lr-$(cells mha 5)-seed-$seed/last" "$f" || wrong "$f: $(grep init_from "$f")"
+done
 grep -q '"step":20,"stage":"fix"' "$tmp/all/dmc/"*/metrics.jsonl || wrong "dmc did not end in its last stage"
 grep -q '| lowest |' "$table" || wrong "no row is the lowest: $(cat "$table")"
 lr=lr-$(cells gqa 5)
@@ -84,6 +96,98 @@ lr=lr-$(cells gqa 5)
 cells mha 8 | grep -qx '1024.0' || wrong "mha: $(cells mha 8) bytes a token, expected 2 x 4 layers x 4 heads x 8 numbers x 4 bytes = 1024"
 [ "$(field "$tmp/all/results.json" text_hash)" = "$(field "$tmp/all/gqa/$lr-seed-1.json" text_hash)" ] || wrong "results.json: another text"
 verdict table
+
+# ---- bytes at contexts: counted where rows leave, in proportion beyond the 64 positions of the models; by formula elsewhere
+ok $ci lrs=[1e-2] seeds=[1] budget.tokens=2560 measure.context=64 measure.contexts='[32, 64, 256]' dir="$tmp/counted" \
+    "rows=[{name: mha}, {name: evicts, set: {model.kinds.mix: {mixer: dmc, action: evict, delay: 4, heads: 4, kv_heads: 4, head_dim: 8, offset: -20, phase: soft}}}]"
+tr -d ' \n' <"$tmp/counted/results.json" | sed 's/{"name":/\n&/g' >"$tmp/flat"
+list() { grep "^{\"name\":\"$1\"" "$tmp/flat" | grep -o "\"$2\":\[[^]]*" | head -n 1 | sed 's/.*\[//' | tr ',' ' '; }
+one() { grep "^{\"name\":\"$1\"" "$tmp/flat" | grep -o "\"$2\":[^,}]*" | head -n 1 | sed 's/.*://'; }
+[ "$(list mha cache_counted)" = "null null null" ] && [ "$(list mha cache_at)" = "$(list mha at)" ] || wrong "mha: $(list mha cache_at), $(list mha cache_counted)"
+[ "$(list evicts cache_counted)" = "32 64 64" ] || wrong "evicts was counted at $(list evicts cache_counted)"
+echo "$(one evicts cache_measured) $(one evicts state_bytes) $(one evicts formula) $(list evicts cache_at) $(list evicts at)" | awk '
+    { want = $2 + ($1 - $2) / ($3 - $2) * ($9 - $2)
+      if (!($1 < $3 / 2 && $5 == $1 && $4 < $7 && ($6 - want) ^ 2 <= 1)) print "measured, state, formula, counted, formulas: " $0 ", expected " want }' >>"$bad"
+grep -q '^| evicts .*cache counted up to 64 tokens, beyond that in proportion' "$tmp/counted/table.md" || wrong "$(cat "$tmp/counted/table.md")"
+verdict bytes-at-contexts
+
+# ---- where the loss is: the same validation as the runs' own, computed through the cache, so the means agree where a cache
+# keeps every row (measure.loss_tokens is base.train.eval_tokens); the parts are the whole
+sed -n '/^Where the loss is/,/^The first/p' "$table" >"$tmp/where"
+[ "$(grep -c '^| [a-z]' "$tmp/where")" -eq $((rows + 1)) ] || wrong "$(cat "$tmp/where")"
+for row in $(first | awk -F' *[|] *' '/^\| [a-z]/ && $2 != "row" { print $2 }'); do
+    awk -F' *[|] *' -v row="$row" -v want="$(cells "$row" 6)" '$2 == row { split($3, a, " "); split(want, b, " ")
+        if (row != "dmc" && !((a[1] - b[1]) ^ 2 <= 0.0002 ^ 2 && (a[3] - b[3]) ^ 2 <= 0.0002 ^ 2)) print row ": " $3 " through the cache, validation " want
+        seen = 1 } END { if (!seen) print row " has no losses" }' "$tmp/where" >>"$bad"
+done
+awk -F'[][, ]+' '/"sums"/ { on = 1; k = 0; next } on && /[0-9]/ { v[k++] = $2 + 0
+    if (k == 40) { n = all = kinds = 0
+        for (i = 2; i < 34; i += 2) { n += v[i]; all += v[i + 1] }
+        for (i = 34; i < 40; i += 2) { kinds += v[i]; sum += v[i + 1] }
+        if (n != v[0] || kinds != v[0] || v[0] != 4096 || (all - v[1]) ^ 2 > 1e-12 || (sum - v[1]) ^ 2 > 1e-12) print "sums " n " " kinds " of " v[0] ", " all " " sum " of " v[1]
+        sum = 0; runs++ } } END { if (!(runs > 10)) print runs " runs in losses.json" }' "$tmp/all/losses.json" >>"$bad"
+again() { # VALUE=...: the small comparison once more; prints the second table
+    ok $ci lrs=[1e-2] seeds=[1] budget.tokens=2560 measure.context=64 measure.contexts=[64] dir="$tmp/counted" 'rows=[{name: mha}]' "$@"
+    sed -n '/^Where the loss is/,/^The first/p' "$tmp/counted/table.md"
+}
+again >"$tmp/where"
+inode=$(stat -c %i "$tmp/counted/losses.json")
+again measure.repeats=2 | cmp - "$tmp/where" >>"$bad" 2>&1
+[ "$(stat -c %i "$tmp/counted/losses.json")" = "$inode" ] || wrong "losses were computed again"
+again measure.common=1 | cmp -s - "$tmp/where" && wrong "measure.common changes nothing"
+again measure.loss_context=16 | grep -q 'tokens 5 to 16 |$' || wrong "windows of 16: $(cat "$tmp/counted/table.md")"
+[ -z "$(again measure.loss_tokens=0)" ] || wrong "loss_tokens=0: $(cat "$tmp/counted/table.md")"
+verdict where-the-loss-is
+
+# ---- the page: well formed, with every row, its fronts those that the results give
+page() { # checks $1/table.html against $1/results.json
+    local html=$1/table.html
+    if command -v python3 >/dev/null 2>&1; then
+        python3 - "$html" >>"$bad" 2>&1 <<'END'
+import sys
+from html.parser import HTMLParser
+class Nest(HTMLParser):
+    VOID = {"meta", "line", "circle/"}
+    def __init__(self):
+        super().__init__()
+        self.open, self.seen = [], {}
+    def handle_starttag(self, tag, attrs):
+        self.seen[tag] = self.seen.get(tag, 0) + 1
+        if tag not in self.VOID: self.open.append(tag)
+    def handle_startendtag(self, tag, attrs): self.seen[tag] = self.seen.get(tag, 0) + 1
+    def handle_endtag(self, tag):
+        if not self.open or self.open.pop() != tag: sys.exit(f"</{tag}> closes nothing at {self.getpos()}")
+p = Nest()
+p.feed(open(sys.argv[1], encoding="utf-8").read())
+p.close()
+if p.open: sys.exit(f"left open: {p.open}")
+for tag in "html", "table", "svg", "circle", "polyline": 
+    if not p.seen.get(tag): sys.exit(f"no <{tag}>")
+END
+    fi
+    grep -qiE '<script|https?://[^"]*\.(js|css)|<link|@import' "$html" && wrong "$html needs other files"
+    for tag in table thead tbody svg tr td th div p; do
+        [ "$(grep -o "<$tag[ >]" "$html" | wc -l)" -eq "$(grep -o "</$tag>" "$html" | wc -l)" ] || wrong "$html: <$tag> is not closed"
+    done
+    [ "$(grep -c '^| ' "$1/table.md")" -eq "$(grep -o '<tr>' "$html" | wc -l)" ] || wrong "$html has other lines than table.md"
+    awk -F': ' '{ gsub(/[",]/, "", $2) } /^      "name"/ { name[++n] = $2 } /^      "from"/ { from[n] = $2 != "null" }
+        /^      "val_loss"/ { loss[n] = $2 } /^      "bytes_per_token"/ { bytes[n] = $2 }
+        END { for (i = 1; i <= n; i++) {
+            if (loss[i] == "null" || bytes[i] == "null") continue
+            on = 1
+            for (k = 1; k <= n; k++) {
+                if (loss[k] == "null" || bytes[k] == "null" || from[k] != from[i]) continue
+                better = (loss[k] + 0 < loss[i] + 0) + (bytes[k] + 0 < bytes[i] + 0)
+                worse = (loss[k] + 0 > loss[i] + 0) + (bytes[k] + 0 > bytes[i] + 0)
+                if (better && !worse) on = 0
+            }
+            print "class=\"row" (from[i] ? " from" : "") (on ? " best" : "") "\" data-row=\"" name[i] "\"" } }' "$1/results.json" | sort >"$tmp/front"
+    [ -s "$tmp/front" ] && grep -q best "$tmp/front" || wrong "no front in $1/results.json"
+    grep -o 'class="row[^>]*data-row="[^"]*"' "$html" | sort | cmp - "$tmp/front" >>"$bad" 2>&1
+}
+page "$tmp/all"
+[ "$(wc -l <"$tmp/front")" -eq $rows ] || wrong "the plot has $(wc -l <"$tmp/front") rows of $rows"
+verdict page
 
 # ---- what is done is not done again
 trained "$tmp/all" >"$tmp/before"
@@ -129,10 +233,14 @@ refused "model.ffn" $ci dir="$tmp/all" match.params=50000
 refused "heads" $ci dir="$tmp/all" 'rows.1.set={model.kinds.mix.kv_heads: 4}'
 head -c 300000 data/kjv.txt >"$tmp/text"
 cat data/kjv.txt >"$tmp/same"
+cp configs/compare-ci.yaml "$tmp/a&b <c>.yaml"
 refused "data.train" $ci dir="$tmp/all" base.data.train="$tmp/same"
 cmp <(trained "$tmp/all") "$tmp/before" >>"$bad" 2>&1
 few="$ci base.data.train=$tmp/text lrs=[1e-2] seeds=[1] base.data.val_fraction=0.1"
-ok $few dir="$tmp/text-run" 'rows=[{name: mha}]' budget.tokens=2560
+ok "$tmp/a&b <c>.yaml" measure.repeats=1 base.data.train="$tmp/text" lrs=[1e-2] seeds=[1] base.data.val_fraction=0.1 \
+    dir="$tmp/text-run" 'rows=[{name: mha}]' budget.tokens=2560
+page "$tmp/text-run"
+grep -q '<h1>.*/a&amp;b &lt;c&gt;.yaml</h1>' "$tmp/text-run/table.html" || wrong "escapes: $(grep h1 "$tmp/text-run/table.html")"
 grep -q '^| mha .*one run: no sd, no order' "$tmp/text-run/table.md" || wrong "one run: $(grep '^| mha' "$tmp/text-run/table.md")"
 tr a e <data/kjv.txt | head -c 300000 >"$tmp/text"
 refused "another text" $few dir="$tmp/text-run" 'rows=[{name: mha}]' budget.tokens=2560
@@ -186,12 +294,35 @@ verdict resumed
 # ---- runs that diverge, that time cuts, that start from another row
 ok $ci 'lrs=[100, 1e-2]' "$rows" dir="$tmp/wild"
 grep -q '^| mha .* 1e-2 .*1 of 2 learning rates diverged' "$tmp/wild/table.md" || wrong "$(cat "$tmp/wild/table.md")"
-[ "$(field "$tmp/wild/mha/lr-1e2-seed-1.json" state)" = '"diverged"' ] || wrong "$(cat "$tmp/wild/mha/lr-1e2-seed-1.json")"
+[ "$(field "$tmp/wild/mha/lr-1e2-seed-0.json" state)" = '"diverged"' ] || wrong "$(cat "$tmp/wild/mha/lr-1e2-seed-0.json")"
 ok $ci 'lrs=[100, 1e-2]' "$rows" dir="$tmp/wild"
 [ "$(begun "$tmp/out")" -eq 0 ] || wrong "a diverged run was begun again: $(cat "$tmp/out")"
 ok $ci 'lrs=[100]' seeds=[1] 'rows=[{name: mha}, {name: next, from: mha}]' dir="$tmp/wild"
+[ "$(begun "$tmp/out")" -eq 1 ] || wrong "a row of a row that diverged was begun: $(cat "$tmp/out")"
 grep -q '^| mha .*| - | - |.*1 of 1 seeds diverged' "$tmp/wild/table.md" || wrong "$(cat "$tmp/wild/table.md")"
 verdict diverged
+
+# ---- rates beyond the grid: what is tried, what --plan counts, what is done once, what the table says
+wide="$ci --threads 1 lrs=[100] widen=1 seeds=[1]"
+ok $wide "$rows" dir="$tmp/wide" --plan --json
+[ "$(field "$tmp/out" runs_left)" = 3 ] && grep -q '"more_may_follow": *true' "$tmp/out" || wrong "100, 50 and a seed, but: $(cat "$tmp/out")"
+ok $wide "$rows" dir="$tmp/wide" --plan
+grep -q 'at least 3 runs left' "$tmp/out" && grep -q 'more runs follow .* at most 1 a side' "$tmp/out" || wrong "$(cat "$tmp/out")"
+ok $wide "$rows" dir="$tmp/wide" # 100 and 50 diverge: nothing is left to count
+[ "$(cd "$tmp/wide/mha" && echo *.json)" = "lr-1e2-seed-0.json lr-5e1-seed-0.json" ] || wrong "tried $(ls "$tmp/wide/mha")"
+grep -q '^| mha .*| - | - |.*2 of 2 learning rates diverged' "$tmp/wide/table.md" || wrong "$(cat "$tmp/wide/table.md")"
+grep '^| mha' "$tmp/wide/table.md" | grep -q 'of those tried' && wrong "no rate is the row's: $(cat "$tmp/wide/table.md")"
+wide="$wide budget.tokens=2560"
+ok $wide lrs='[1e-5, 3e-5]' "$rows" dir="$tmp/wide2" # far too low: the highest is best
+[ "$(cd "$tmp/wide2/mha" && echo *.json)" = "lr-1e-5-seed-0.json lr-3e-5-seed-0.json lr-9e-5-seed-0.json lr-9e-5-seed-1.json" ] || wrong "tried $(ls "$tmp/wide2/mha")"
+grep -q '^| mha .* 9e-5 .*its learning rate is the highest of those tried' "$tmp/wide2/table.md" || wrong "$(cat "$tmp/wide2/table.md")"
+rm -r "$tmp/wide2/mha/lr-9e-5-seed-0" "$tmp/wide2/mha/lr-9e-5-seed-0.json"
+ok $wide lrs='[1e-5, 3e-5]' "$rows" dir="$tmp/wide2"
+[ "$(begun "$tmp/out")" -eq 1 ] || wrong "one rate was lost, but: $(cat "$tmp/out")"
+ok $wide lrs='[1e-5, 3e-5]' "$rows" dir="$tmp/wide2" widen=2 # one more, and the seed again at the new rate
+[ "$(begun "$tmp/out")" -eq 2 ] && grep -q ' 2.7e-4 ' "$tmp/wide2/table.md" || wrong "$(cat "$tmp/out")"
+refused "tune_seed too" $ci dir="$tmp/no/such" tune_seed=2
+verdict widened
 
 ok $ci lrs=[1e-2] seeds=[1] "$rows" dir="$tmp/cut" budget.tokens=8000000 budget.max_seconds=1 base.optim.warmup=1
 grep -q '^| mha .*1 runs cut by time' "$tmp/cut/table.md" || wrong "$(cat "$tmp/cut/table.md")"
@@ -199,8 +330,9 @@ ok $ci lrs=[1e-2] seeds=[1] "$rows" dir="$tmp/cut" budget.tokens=8000000 budget.
 [ "$(begun "$tmp/out")" -eq 0 ] || wrong "a run that was cut was begun again"
 ok $ci lrs=[1e-2] seeds='[1, 2]' dir="$tmp/from" \
     'rows=[{name: mha}, {name: near, from: mha, tokens: 2560, set: {model.kinds.mix.window: 16}}]'
-best=$(for f in "$tmp/from/mha"/*.json; do echo "$(field "$f" val_loss) ${f%.json}"; done | sort -g | head -n 1)
-grep -q "^init_from: .*${best#* }/last" "$tmp/from/near/lr-1e-2-seed-1/config.yaml" || wrong "near starts from $(grep init_from "$tmp/from/near/lr-1e-2-seed-1/config.yaml")"
+for seed in 1 2; do
+    grep -q "^init_from: .*/mha/lr-1e-2-seed-$seed/last" "$tmp/from/near/lr-1e-2-seed-$seed/config.yaml" || wrong "near starts from $(grep init_from "$tmp/from/near/"*/config.yaml)"
+done
 grep -q '^| near .* 2,560 .*from mha, which had 10,240 tokens before' "$tmp/from/table.md" || wrong "$(cat "$tmp/from/table.md")"
 refused "which has no finished run" $ci lrs=[1e-2] seeds=[1] dir="$tmp/from2" --only near \
     'rows=[{name: mha}, {name: near, from: mha, set: {model.kinds.mix.window: 16}}]'

@@ -43,7 +43,7 @@ a=$(field "$tmp/all/mha/lr-1e-2-seed-1.json" val_loss) b=$(field "$on-4.json" fi
 awk -v a="$a" -v b="$b" 'BEGIN { exit !(a > 0 && (a - b) ^ 2 < 1e-14) }' || wrong "mha ends with $a, on begins with $b"
 first=$(field "$tmp/all/gqa/lr-3e-3-seed-1-mark-4.json" first_loss)
 awk -v a="$a" -v b="$first" 'BEGIN { exit !(b > a) }' || wrong "a conversion to half the heads costs nothing: $a, $first"
-grep -q "^init_from: .*/all/gqa/converted" "$tmp/all/gqa/lr-3e-3-seed-1-mark-20/config.yaml" || wrong "gqa starts from $(grep init_from "$tmp/all/gqa/"*/config.yaml)"
+grep -q "^init_from: .*/all/gqa/converted-seed-1" "$tmp/all/gqa/lr-3e-3-seed-1-mark-20/config.yaml" || wrong "gqa starts from $(grep init_from "$tmp/all/gqa/"*/config.yaml)"
 table=$tmp/all/table.md
 grep -q "^| row | conversion .*| at 0 % | at 4 % | at 10 % | at 20 % |" "$table" || wrong "$(cat "$table")"
 grep -q "^| on |  | - | 1536.0 | $(printf %.4f "$a") | .*[0-9] |$" "$table" || wrong "on: $(cat "$table")"
@@ -56,7 +56,7 @@ sum=$(find "$tmp/all" -name '*.safetensors' -print0 | sort -z | xargs -0 sha256s
 ok $few "$rows" dir="$tmp/all"
 [ "$(begun)" -eq 0 ] || wrong "done, but: $(cat "$tmp/out")"
 cmp "$table" "$tmp/table" >>"$bad" 2>&1
-rm "$tmp/all/gqa/converted.json" # as after a kill right behind the conversion
+rm "$tmp/all/gqa/converted-seed-1.json" # as after a kill right behind the conversion
 rm -r "$on-20" "$on-20.json"
 ok $few "$rows" dir="$tmp/all" --plan --json
 [ "$(field "$tmp/out" runs_left)" = 1 ] || wrong "--plan counts $(field "$tmp/out" runs_left) runs, expected 1"
@@ -77,7 +77,7 @@ for at in 2 4 6; do
     wait $pid 2>/dev/null
 done 2>/dev/null
 ok $few "$rows" dir="$tmp/killed"
-for f in $(cd "$tmp/all" && ls -d */*/last/model.safetensors gqa/converted/model.safetensors); do
+for f in $(cd "$tmp/all" && ls -d */*/last/model.safetensors gqa/converted-seed-1/model.safetensors); do
     cmp "$tmp/all/$f" "$tmp/killed/$f" >>"$bad" 2>&1
 done
 verdict resumed
@@ -92,6 +92,14 @@ verdict long-decay
 
 ok $ci --threads 1 dir="$tmp/ci" -q # every layout and a teacher
 [ "$(sed -n '/^Losses after/,$p' "$tmp/ci/table.md" | grep -c '^| [a-z].*%) |')" -eq $(($(grep -c 'convert:' $ci))) ] || wrong "$(cat "$tmp/ci/table.md")"
+# taught rows are compared with the control that has their teacher, the others with the one that is written
+marks() { sed -n '/^Losses after/,$p' "$tmp/ci/table.md" | awk -F' *[|] *' -v row="$1" '$2 == row { print $8 }'; } # at 5 %
+for pair in gqa3-aligned-kd/mha-on-kd yoco-kd/mha-on-kd-2 mla/mha-on gqa3-aligned/mha-on; do
+    awk -v a="$(marks ${pair%/*})" -v b="$(marks ${pair#*/})" -v pair=$pair 'BEGIN { split(a, x, "[(%]")
+        if (!(b > 0 && (x[2] - 100 * (a / b - 1)) ^ 2 < 0.01 ^ 2)) print pair ": " a " against " b }' >>"$bad"
+done
+grep -A9 '^teacher:' "$tmp/ci/mha-on-kd-2/"*/config.yaml | grep -q ' lm: 0$' || wrong "mha-on-kd-2 has other losses than yoco-kd"
+grep -q '^  path: .*/ci/mha/lr-1e-2-seed-1/last' "$tmp/ci/mha-on-kd/lr-3e-3-seed-1-mark-5/config.yaml" || wrong "mha-on-kd has no teacher"
 grep -q '^  path: .*/ci/mha/lr-1e-2-seed-1/last' "$tmp/ci/gqa3-aligned-kd/lr-3e-3-seed-1-mark-5/config.yaml" || wrong "gqa3-aligned-kd learns from $(grep -A2 teacher "$tmp/ci/gqa3-aligned-kd/"*5/config.yaml)"
 cmp -s "$tmp/ci/gqa3-aligned-kd/lr-3e-3-seed-1-mark-5/last/model.safetensors" "$tmp/ci/gqa3-aligned/lr-3e-3-seed-1-mark-5/last/model.safetensors" && wrong "a teacher changes nothing"
 compare configs/compare-uptrain.yaml --only gqa3-maen # read and checked as a whole

@@ -34,9 +34,10 @@ base:
   optim: {lr: 1e-3, warmup: 1}
 match: {params: 0, tolerance: 0.2, multiple: 1}
 lrs: [1e-3]
+widen: 0
 seeds: [1]
 budget: {tokens: 64, max_passes: 100}
-measure: {context: 8, prompt: 4, decode: 2, batches: [1], repeats: 1, contexts: [8]}
+measure: {context: 8, prompt: 4, decode: 2, batches: [1], repeats: 1, contexts: [8], loss_tokens: 16}
 rows:
   - {name: mha}
   - {name: mqa, set: {model.kinds.a.kv_heads: 1}}

@@ -98,8 +98,8 @@ static bool skipped(const char *name) {
     return !strcmp(name, "out") || !strcmp(name, "err") || !strcmp(name, "started") || !strncmp(name, "counts.", 7);
 }
 static bool clocked(const char *path) {
-    static const char *const ends[] = {"/run.jsonl", "/clock.json",     "/results.json", "/speed.json",
-                                       "/table.md",  "/converted.json", "-seed-1.json"};
+    static const char *const ends[] = {"/run.jsonl", "/clock.json", "/results.json", "/speed.json",
+                                       "/table.md",  "/table.html", "-seed-1.json",  "/converted.json"};
     for (size_t i = 0; i < sizeof ends / sizeof *ends; i++)
         if (is(path, ends[i])) return true;
     return false;

@@ -54,6 +54,52 @@ Test(compare, no_order_below_two_sd) {
     rank_is(2, (double[]){NAN, NAN}, (double[]){NAN, NAN}, (int[]){0, 0}, (Rank[]){RANK_NONE, RANK_NONE});
 }
 
+Test(compare, front) {
+    /* rows 1, 4 and 5 are dominated: by 0 in both, by 0 at equal bytes, by 2 at equal loss; 7 has no loss; 8 and 9,
+     * which are equal, are the other kind */
+    const double loss[] = {1.0, 1.1, 0.9, 0.5, 1.2, 0.9, 1.5, NAN, 2.0, 2.0},
+                 bytes[] = {100, 120, 300, 900, 100, 400, 50, 10, 1000, 1000};
+    const bool kind[] = {0, 0, 0, 0, 0, 0, 0, 0, 1, 1}, want[] = {1, 0, 1, 1, 0, 0, 1, 0, 1, 1};
+    bool got[10];
+    compare_front(10, loss, bytes, kind, got);
+    for (int i = 0; i < 10; i++) cr_expect_eq(got[i], want[i], "row %d: %d", i, got[i]);
+}
+
+/* Text of a configuration and of a machine may have any characters. */
+Test(compare, page_escapes_and_has_every_cell) {
+    static const char table[] = "a & b `<c>`\n\n| row | x |\n|---|---:|\n| \"m\" | 1 < 2 |\n| n | - |\n\nend > of it\n";
+    static const char *const parts[] = {"<title>p&lt;q&gt;&amp;&quot;</title>",
+                                        "<p>a &amp; b <code>&lt;c&gt;</code></p>",
+                                        "<thead><tr><th>row</th><th>x</th></tr>",
+                                        "<td>&quot;m&quot;</td><td>1 &lt; 2</td>",
+                                        "<tr><td>n</td><td>-</td></tr>\n</tbody></table>",
+                                        "<p>end &gt; of it</p>"};
+    json_t *j = json_pack("{s:s, s:{s:i}, s:[{s:s, s:f, s:f, s:b}, {s:s, s:f, s:f, s:b}, {s:s, s:n}]}", "config",
+                          "p<q>&\"", "measure", "context", 64, "rows", "name", "first", "val_loss", 1.0,
+                          "bytes_per_token", 64.0, "front", 1, "name", "second", "val_loss", 2.0, "bytes_per_token",
+                          1024.0, "front", 0, "name", "third", "val_loss");
+    char *text = NULL;
+    size_t n;
+    FILE *f = open_memstream(&text, &n);
+    compare_html(f, table, j);
+    fclose(f);
+    for (size_t i = 0; i < sizeof parts / sizeof *parts; i++)
+        cr_expect(strstr(text, parts[i]), "no '%s' in\n%s", parts[i], text);
+    cr_expect(strstr(text, "class=\"row best\" data-row=\"first\"") &&
+                  strstr(text, "class=\"row\" data-row=\"second\"") && !strstr(text, "third"),
+              "%s", text);
+    /* 64 and 1024 bytes are 4 doublings apart, of the 6 from 32 to 2048 that the 632 units of the axis show */
+    double x[2], y[2];
+    char *at = strstr(text, "data-row=\"first\"");
+    cr_assert(at && sscanf(at, "data-row=\"first\" cx=\"%lf\" cy=\"%lf\"", &x[0], &y[0]) == 2);
+    at = strstr(text, "data-row=\"second\"");
+    cr_assert(at && sscanf(at, "data-row=\"second\" cx=\"%lf\" cy=\"%lf\"", &x[1], &y[1]) == 2);
+    cr_expect_float_eq(x[1] - x[0], 4 * 632 / 6.0, 0.11, "%g to %g", x[0], x[1]);
+    cr_expect(y[1] < y[0], "a greater loss is higher up: %g, %g", y[0], y[1]);
+    free(text);
+    json_decref(j);
+}
+
 Test(compare, names_of_learning_rates) {
     static const struct {
         double lr;
@@ -167,6 +213,65 @@ Test(compare, settings_of_a_run) {
     compare_free(&c);
 }
 
+static const CompareRow *row_named(const char *name) {
+    for (int i = 0; i < c.nrows; i++)
+        if (!strcmp(c.row[i].name, name)) return &c.row[i];
+    cr_assert_fail("no row %s", name);
+    return NULL;
+}
+static void controlled_by(const char *name, const char *control) {
+    int at = row_named(name)->reference;
+    const char *got = at < 0 ? "none" : c.row[at].name;
+    cr_expect_str_eq(got, control, "%s is compared with %s, expected %s", name, got, control);
+}
+
+/* Which rows get which controls, and what these are: one for many rows where nothing but the layout differs. */
+Test(compare, controls) {
+    static const char rows[] =
+        "widen: 0\nlrs: [1e-2]\nseeds: [1]\nbudget: {tokens: 20000}\nmatch: {multiple: 1}\nrows:\n- name: mha\n"
+        "- {name: mqa, set: {model.kinds.mix.kv_heads: 1}}\n"     /* from scratch: none */
+        "- {name: more, from: mha, tokens: 640}\n"                /* the same layout: none; a control */
+        "- {name: more2, from: mha, tokens: 1280, lrs: [3e-2]}\n" /* at another rate: of none */
+        "- {name: near, from: mha, tokens: 640, set: {model.kinds.mix.window: 8}}\n"
+        "- {name: far, from: mha, tokens: 1280, set: {model.kinds.mix.window: 8, optim.warmup: 0}}\n"
+        "- {name: far2, from: mha, tokens: 1280, set: {model.kinds.mix.window: 4, optim.warmup: 0}}\n"
+        "- {name: mean, from: mha, marks: [10], set: {model.kinds.mix.window: 8, optim.warmup: 0}}\n"
+        "- {name: first, from: mha, marks: [5, 20], teacher: mha, "
+        "set: {model.kinds.mix.window: 4, optim.warmup: 0}}\n"
+        "- {name: kl, from: mha, marks: [5], teacher: mha, "
+        "set: {model.kinds.mix.window: 2, optim.warmup: 0, teacher.losses: {lm: 0, kl: 1}}}\n"
+        "- {name: fast, from: mha, marks: [10], lrs: [2e-2], set: {model.kinds.mix.window: 8, optim.warmup: "
+        "0}}\n"
+        "- {name: one, from: mqa, tokens: 640, set: {model.kinds.mix.kv_heads: 1, model.kinds.mix.window: 8}}\n";
+    static const char *const made[] = {"mha-on", "mha-on-2", "mha-on-kd", "mha-on-kd-2", "mha-on-3", "mqa-on"};
+    Err e = {0};
+    cr_assert(read_with(small, rows, &e), "%s", e.msg);
+    cr_assert_eq(c.nrows, 12 + 6, "%d rows", c.nrows);
+    for (int i = 0; i < 6; i++) cr_expect_str_eq(c.row[12 + i].name, made[i]);
+    controlled_by("mha", "none"), controlled_by("mqa", "none"), controlled_by("more", "none");
+    controlled_by("near", "more");
+    controlled_by("far", "mha-on"), controlled_by("far2", "mha-on");
+    controlled_by("mean", "mha-on-2"), controlled_by("first", "mha-on-kd"), controlled_by("kl", "mha-on-kd-2");
+    controlled_by("fast", "mha-on-3"), controlled_by("one", "mqa-on"), controlled_by("mha-on", "none");
+    const CompareRow *far = row_named("mha-on"), *marks = row_named("mha-on-2"), *kd = row_named("mha-on-kd");
+    cr_expect(far->steps == 20 && !far->marks.n && far->learns < 0 && far->cfg.optim.warmup.n == 0);
+    int *window = far->cfg.model.kind[0].cfg, *source = c.row[0].cfg.model.kind[0].cfg;
+    cr_expect_arr_eq(window, source, far->cfg.model.kind[0].mixer->cfg_size, "mha-on has another layout than mha");
+    /* marks of `first` without its teacher and of `mean` are one chain */
+    cr_expect(marks->marks.n == 3 && marks->marks.v[0] == 5 && marks->marks.v[1] == 10 && marks->marks.v[2] == 20);
+    cr_expect(kd->marks.n == 2 && kd->learns == 0 && kd->cfg.teacher.losses.lm == 1);
+    cr_expect(row_named("mha-on-kd-2")->cfg.teacher.losses.lm == 0 && row_named("mha-on-3")->lrs.v[0] == 2e-2);
+    cr_expect_eq(row_named("mqa-on")->params, row_named("mqa")->params);
+    cr_expect_eq(row_named("mqa-on")->at_context, row_named("mqa")->at_context);
+    compare_free(&c);
+    char text[sizeof rows + 40];
+    snprintf(text, sizeof text, "controls: false\n%s", rows);
+    cr_assert(read_with(small, text, &e), "%s", e.msg);
+    cr_assert_eq(c.nrows, 12);
+    controlled_by("near", "more"), controlled_by("mean", "none");
+    compare_free(&c);
+}
+
 static const struct {
     const char *more, *part;
 } bad[] = {
@@ -204,6 +309,8 @@ static const struct {
     {PLAIN "match: {by: heads}\nrows:\n- name: mha\n", "match.by: expected one of ffn"},
     {PLAIN "rows:\n- name: mha\n- {name: mqa, from: mha, set: {model.kinds.mix.kv_heads: 1}}\n", "within 3 %"},
     {PLAIN "rows:\n- {name: mha, tokens: 10}\n", "rows.0: a budget of 10 tokens is less than one step of 64"},
+    {PLAIN "tune_seed: 2\nrows:\n- name: mha\n", "seeds: 2 is tune_seed too, but the run that chooses"},
+    {PLAIN "widen: 9\nrows:\n- name: mha\n", "widen: expected a whole number from 0 to 8"},
     {"lrs: []\nseeds: [1]\nbudget: {tokens: 2000}\nrows:\n- name: mha\n", "lrs: expected 1 to 16 numbers, got 0"},
     {"lrs: [1e-2, 1e-2]\nseeds: [1]\nbudget: {tokens: 2000}\nrows:\n- name: mha\n", "lrs: 0.01 is listed twice"},
     {"lrs: [0]\nseeds: [1]\nbudget: {tokens: 2000}\nrows:\n- name: mha\n", "lrs.0: expected a number"},
@@ -220,6 +327,79 @@ Test(compare, refused) {
         cr_expect(strstr(e.msg, bad[i].part), "%s\n  gave: %s\n  expected in it: %s", bad[i].more, e.msg, bad[i].part);
     }
     cr_expect_eq(check_exists(check_path("dir")), false, "a refusal made the folder");
+}
+
+/* Rates that are tried, in order, where the loss of a run at `lr` is |ln(lr / lowest)|, and NaN above `limit`. */
+typedef struct {
+    double lowest, limit;
+    int n, over; /* over: how many runs are done */
+    double tried[RATES_MAX];
+} Valley;
+static bool valley_look(void *ctx, double lr, RunRecord *r, Err *e) {
+    (void)e;
+    Valley *v = ctx;
+    *r = (RunRecord){.lr = lr, .val_loss = NAN};
+    for (int i = 0; i < v->n; i++) {
+        if (v->tried[i] != lr) continue;
+        r->state = lr > v->limit ? RUN_DIVERGED : RUN_FINISHED;
+        if (r->state == RUN_FINISHED) r->val_loss = fabs(log(lr / v->lowest));
+    }
+    return true;
+}
+
+static const struct {
+    const char *what;
+    int ngrid, widen;
+    double grid[3], lowest, limit;
+    int n; /* all that are tried */
+    double tried[8], lr;
+    bool edge;
+} valleys[] = {
+    {"inside", 3, 3, {1e-3, 2e-3, 4e-3}, 2e-3, 1, 3, {1e-3, 2e-3, 4e-3}, 2e-3, false},
+    {"one lower", 3, 3, {1e-3, 2e-3, 4e-3}, 1e-3, 1, 4, {1e-3, 2e-3, 4e-3, 5e-4}, 1e-3, false},
+    {"two higher", 3, 3, {4e-3, 1e-3, 2e-3}, 8e-3, 1, 5, {4e-3, 1e-3, 2e-3, 8e-3, 16e-3}, 8e-3, false},
+    {"the ratio of that edge", 3, 1, {1e-3, 2e-3, 8e-3}, 1e-1, 1, 4, {1e-3, 2e-3, 8e-3, 32e-3}, 32e-3, true},
+    {"the ratio of the other", 3, 1, {1e-3, 2e-3, 8e-3}, 1e-4, 1, 4, {1e-3, 2e-3, 8e-3, 5e-4}, 5e-4, true},
+    {"as often as it may", 2, 2, {1e-3, 3e-3}, 1, 1, 4, {1e-3, 3e-3, 9e-3, 27e-3}, 27e-3, true},
+    {"never", 2, 0, {1e-3, 3e-3}, 1, 1, 2, {1e-3, 3e-3}, 3e-3, true},
+    {"one rate, both sides", 1, 3, {1e-3}, 1e-3, 1, 3, {1e-3, 5e-4, 2e-3}, 1e-3, false},
+    {"one rate, higher", 1, 3, {1e-3}, 4e-3, 1, 5, {1e-3, 5e-4, 2e-3, 4e-3, 8e-3}, 4e-3, false},
+    {"short names", 2, 1, {3e-3, 1e-2}, 1e-3, 1, 3, {3e-3, 1e-2, 9e-4}, 9e-4, true},
+    {"the highest diverges", 2, 3, {1e-3, 2e-3}, 1, 1.5e-3, 3, {1e-3, 2e-3, 5e-4}, 1e-3, false},
+    {"beyond the grid diverges", 2, 3, {1e-3, 2e-3}, 1, 3e-3, 3, {1e-3, 2e-3, 4e-3}, 2e-3, false},
+    {"all diverge but the lowest", 2, 2, {8e-3, 4e-3}, 1, 1e-3, 4, {8e-3, 4e-3, 2e-3, 1e-3}, 1e-3, true},
+    {"all diverge", 2, 2, {8e-3, 4e-3}, 1, 1e-4, 4, {8e-3, 4e-3, 2e-3, 1e-3}, 0, true},
+    {"the range ends", 1, 3, {1e2}, 1e3, 1e3, 2, {1e2, 5e1}, 1e2, true},
+};
+
+Test(compare, learning_rates_beyond_the_grid) {
+    for (size_t i = 0; i < sizeof valleys / sizeof *valleys; i++) {
+        Compare own = {.widen = valleys[i].widen};
+        CompareRow row = {.lrs = {.n = valleys[i].ngrid}};
+        memcpy(row.lrs.v, valleys[i].grid, sizeof valleys[i].grid);
+        Valley v = {.lowest = valleys[i].lowest, .limit = valleys[i].limit};
+        RowResult *r = xcalloc(1, sizeof *r);
+        Err e = {0};
+        const char *what = valleys[i].what;
+        for (;; v.n++) { /* as the command does it, which knows of each run only what is on disk */
+            int before = compare_tuning_left(&own, &row, r);
+            cr_assert(compare_tuning(&own, &row, valley_look, &v, r, &e));
+            cr_assert_eq(r->tuned, !(r->next > 0), "%s", what);
+            int left = compare_tuning_left(&own, &row, r), most = valleys[i].n - v.n;
+            cr_assert(left <= most && (left > 0) == (most > 0), "%s: %d left of %d", what, left, most);
+            cr_assert(v.n || before == left, "%s: %d runs before anything is known, then %d", what, before, left);
+            if (r->tuned) break;
+            cr_assert(v.n < valleys[i].n, "%s: rate %g is tried too", what, r->next);
+            cr_assert_float_eq(r->next, valleys[i].tried[v.n], 1e-15, "%s: rate %d is %.17g, expected %g", what, v.n,
+                               r->next, valleys[i].tried[v.n]);
+            v.tried[v.n] = r->next;
+        }
+        cr_assert_eq(v.n, valleys[i].n, "%s: %d rates, expected %d", what, v.n, valleys[i].n);
+        cr_assert_float_eq(r->lr, valleys[i].lr, 1e-15, "%s: %g is best", what, r->lr);
+        cr_assert_eq(r->edge, valleys[i].edge, "%s: edge %d", what, r->edge);
+        for (int k = 1; k < r->ntuned; k++) cr_assert_lt(r->tune[k - 1].lr, r->tune[k].lr);
+        free(r);
+    }
 }
 
 Test(compare, what_metrics_tell) {

@@ -9,6 +9,7 @@
 #include "infer/engine.h"
 #include "train/bench/bench_train.h"
 #include "infer/session.h"
+#include "compare_loss.h"
 #include "compare_measure.h"
 #include "policies.h"
 
@@ -103,28 +104,21 @@ static bool folder_lock(const Compare *c, int *fd, Err *e) {
 /* ---- the plan ------------------------------------------------------------------------------------------------------
  */
 
-static int runs_of(const Compare *c, const CompareRow *row) {
-    bool tuned = row->lrs.n > 1;
-    int n = c->seeds.n * compare_runs(row) + (tuned ? row->lrs.n : 0);
-    for (int k = 0; tuned && k < c->seeds.n; k++) n -= c->seeds.v[k] == c->tune_seed;
-    return n;
-}
-
-/* Runs of a row that have no record yet. */
+/* Runs of a row that have no record yet, at least: see compare_tuning_left. */
 static int runs_left(const Compare *c, int i, const RowResult *all) {
     const CompareRow *row = &c->row[i];
     const RowResult *r = &all[i];
-    int left = runs_of(c, row);
+    int left = compare_tuning_left(c, row, r) + c->seeds.n * compare_runs(row);
     if (r->tuned && !(r->lr > 0)) return 0; /* every learning rate diverged */
-    for (int k = 0; row->lrs.n > 1 && k < row->lrs.n; k++) left -= r->tune[k].state >= RUN_FINISHED;
-    for (int k = 0; r->lr > 0 && k < c->seeds.n; k++) {
-        bool counted = row->lrs.n > 1 && c->seeds.v[k] == c->tune_seed;
-        for (int m = 0, over = 0; m < compare_runs(row) && !counted; m++) {
+    for (int k = 0; r->lr > 0 && k < c->seeds.n; k++)
+        for (int m = 0, over = 0; m < compare_runs(row); m++) {
             over |= r->mark[m][k].state == RUN_DIVERGED;
             left -= over || r->mark[m][k].state == RUN_FINISHED;
         }
-    }
     return left;
+}
+static bool more_may_follow(const Compare *c, int i, const RowResult *all) {
+    return c->widen && compare_tunes(c, &c->row[i]) && !all[i].tuned;
 }
 
 /* Seconds of one run, by a few steps of it. */
@@ -150,6 +144,7 @@ static bool cmd_compare_plan(const Compare *c, const RowResult *all, const bool 
     double total = 0;
     bool ok = true;
     int runs = 0;
+    bool more = false;
     for (int i = 0; ok && i < c->nrows; i++) {
         const CompareRow *r = &c->row[i];
         double seconds = 0;
@@ -157,6 +152,7 @@ static bool cmd_compare_plan(const Compare *c, const RowResult *all, const bool 
         if (!(ok = run_seconds(c, i, dev, &seconds, e))) break;
         bool cut = c->budget.max_seconds > 0 && seconds > c->budget.max_seconds;
         total += left * (cut ? c->budget.max_seconds : seconds), runs += left;
+        more |= wanted[i] && more_may_follow(c, i, all);
         json_array_append_new(rows,
                               json_pack("{s:s, s:I, s:I, s:f, s:I, s:I, s:I, s:i, s:f, s:b, s:s}", "name", r->name,
                                         "params", (json_int_t)r->params, "hidden", (json_int_t)r->hidden, "off",
@@ -167,8 +163,9 @@ static bool cmd_compare_plan(const Compare *c, const RowResult *all, const bool 
                                         seconds, "cut", cut, "from", r->from));
     }
     device_close(dev);
-    json_t *j = json_pack("{s:I, s:f, s:i, s:f, s:o}", "match_params", (json_int_t)c->match.params, "tolerance",
-                          c->match.tolerance, "runs_left", runs, "seconds", total, "rows", rows);
+    json_t *j =
+        json_pack("{s:I, s:f, s:i, s:b, s:f, s:o}", "match_params", (json_int_t)c->match.params, "tolerance",
+                  c->match.tolerance, "runs_left", runs, "more_may_follow", more, "seconds", total, "rows", rows);
     if (ok && cli->json) return engine_print(j, e);
     if (ok) {
         json_t *x;
@@ -183,9 +180,13 @@ static bool cmd_compare_plan(const Compare *c, const RowResult *all, const bool 
                    WHOLE("runs_left"), NUM("run_seconds"),
                    json_is_true(json_object_get(x, "cut")) ? " stopped by budget.max_seconds" : "");
         }
-        printf(
-            "%lld parameters within %g %%; %d runs left, about %.0f s (validations, teachers and starts not counted)\n",
-            (long long)c->match.params, 100 * c->match.tolerance, runs, total);
+        printf("%lld parameters within %g %%; %s%d runs left, about %.0f s (validations, teachers and starts not "
+               "counted)\n",
+               (long long)c->match.params, 100 * c->match.tolerance, more ? "at least " : "", runs, total);
+        if (more)
+            printf(
+                "more runs follow in a row whose best learning rate is the lowest or the highest: at most %d a side\n",
+                c->widen);
     }
     json_decref(j);
     return ok;
@@ -194,47 +195,65 @@ static bool cmd_compare_plan(const Compare *c, const RowResult *all, const bool 
 /* ---- the work ------------------------------------------------------------------------------------------------------
  */
 
-/* One run if it is not over. */
-static bool run_one(const Compare *c, int i, double lr, int64_t seed, int mark, const Origin *o, Progressing *p,
+/* One run if it is not over, with the conversion that it starts from. */
+static bool run_one(const Compare *c, int i, const RowResult *all, double lr, int64_t seed, int mark, Progressing *p,
                     bool *diverged, int *status, Err *e) {
+    const CompareRow *row = &c->row[i];
     Config *cfg = xcalloc(1, sizeof *cfg);
-    RunRecord r;
-    compare_run_config(c, &c->row[i], lr, seed, mark, o, cfg);
-    bool ok = compare_look(c, &c->row[i], cfg, mark, &r, e);
-    if (ok && r.state < RUN_FINISHED) ok = compare_train(c, &c->row[i], cfg, mark, p, &r, status, e);
+    RunRecord r = {0};
+    Origin o;
+    bool ok = compare_source(c, i, all, seed, &o);
+    CHECK(ok, "row %s has no source at seed %lld", row->name, (long long)seed);
+    if (row->convert) {
+        char *src = compare_run_of(c, row->source, &all[row->source], seed);
+        ok = compare_convert(c, row, seed, src, status, e);
+        free(src);
+    }
+    if (ok && !*status) {
+        compare_run_config(c, row, lr, seed, mark, &o, cfg);
+        ok = compare_look(c, row, cfg, mark, &r, e);
+        if (ok && r.state < RUN_FINISHED) ok = compare_train(c, row, cfg, mark, p, &r, status, e);
+    }
     *diverged = ok && r.state == RUN_DIVERGED;
+    origin_free(&o);
     free(cfg);
     return ok;
 }
 
+/* Whether the rows that row i needs are done. *skip: one of them has no finished run and gets none. */
+static bool sources_done(const Compare *c, int i, const RowResult *all, bool *skip, Err *e) {
+    const int needs[] = {c->row[i].source, c->row[i].learns};
+    *skip = false;
+    for (int k = 0; k < 2; k++) {
+        if (needs[k] < 0) continue;
+        const int left = runs_left(c, needs[k], all);
+        const bool none = all[needs[k]].best < 0;
+        *skip |= none && all[needs[k]].tuned && !left; /* it diverged */
+        if (!*skip && (none || left))
+            return err_input(e, "row %s %s %s, which has no finished run%s; train that first, or name it in --only",
+                             c->row[i].name, k ? "learns from" : "starts from", c->row[needs[k]].name,
+                             none ? "" : " of every seed");
+    }
+    return true;
+}
+
 /* All runs of a row; *status 130: interrupted. */
 static bool row_run(const Compare *c, int i, RowResult *all, Progressing *p, int *status, Err *e) {
-    const Numbers *lrs = &c->row[i].lrs;
-    Origin o;
-    if (!compare_source(c, i, all, &o)) {
-        const int needs[] = {c->row[i].source, c->row[i].learns};
-        for (int k = 0; k < 2; k++) {
-            if (needs[k] < 0 || all[needs[k]].best >= 0) continue;
-            if (all[needs[k]].tuned && !runs_left(c, needs[k], all)) return true; /* it diverged */
-            return err_input(e, "row %s %s %s, which has no finished run; train that first, or name it in --only",
-                             c->row[i].name, k ? "learns from" : "starts from", c->row[needs[k]].name);
-        }
+    bool diverged = false, skip;
+    if (!sources_done(c, i, all, &skip, e)) return false;
+    if (skip) return true;
+    bool ok = compare_result(c, i, all, &all[i], e);
+    while (ok && !*status && all[i].next > 0) {
+        int left = runs_left(c, i, all);
+        ok = run_one(c, i, all, all[i].next, c->tune_seed, 0, p, &diverged, status, e);
+        ok = ok && (*status || compare_result(c, i, all, &all[i], e));
+        p->total += runs_left(c, i, all) + 1 - left; /* another rate follows, or all diverged */
     }
-    bool ok = true, diverged = false;
-    if (c->row[i].convert) {
-        char *src = compare_best(c, c->row[i].source, &all[c->row[i].source]);
-        ok = compare_convert(c, &c->row[i], src, status, e);
-        free(src);
-    }
-    for (int k = 0; ok && !*status && lrs->n > 1 && k < lrs->n; k++)
-        ok = run_one(c, i, lrs->v[k], c->tune_seed, 0, &o, p, &diverged, status, e);
-    ok = ok && !*status && compare_result(c, i, all, &all[i], e);
     for (int k = 0; ok && !*status && all[i].lr > 0 && k < c->seeds.n; k++) {
         diverged = false;
         for (int m = 0; ok && !*status && !diverged && m < compare_runs(&c->row[i]); m++)
-            ok = run_one(c, i, all[i].lr, c->seeds.v[k], m, &o, p, &diverged, status, e);
+            ok = run_one(c, i, all, all[i].lr, c->seeds.v[k], m, p, &diverged, status, e);
     }
-    origin_free(&o);
     if (*status) return true;
     return ok && compare_result(c, i, all, &all[i], e);
 }
@@ -250,15 +269,18 @@ static bool cmd_compare_train(const Compare *c, RowResult *all, const bool *want
     return true;
 }
 
+/* table.md and table.html. */
 static bool table_write(const Compare *c, const json_t *results, Err *e) {
-    char *text = NULL, *path = xformat("%s/table.md", c->dir);
-    size_t n;
+    char *text = NULL, *page = NULL, *path = xformat("%s/table.md", c->dir), *html = xformat("%s/table.html", c->dir);
+    size_t n, m;
     FILE *f = oom_stream(&text, &n);
     compare_table(f, results);
     fclose(f);
-    bool ok = file_write(path, text, n, e);
-    free(text);
-    free(path);
+    f = oom_stream(&page, &m);
+    compare_html(f, text, results);
+    fclose(f);
+    bool ok = file_write(path, text, n, e) && file_write(html, page, m, e);
+    free(text), free(page), free(path), free(html);
     return ok;
 }
 
@@ -273,6 +295,10 @@ static bool cmd_compare_finish(const Compare *c, RowResult *all, bool again, con
     own.codec = &codec_f32;
     json_t *speed = compare_measure(c, all, again, &own, e);
     if (!speed) return false;
+    if (!compare_losses(c, all, &own, e)) {
+        json_decref(speed);
+        return false;
+    }
     json_t *j = compare_json(c, all, speed);
     char *path = xformat("%s/results.json", c->dir);
     bool ok = json_write(path, j, e) && table_write(c, j, e);
@@ -340,7 +366,8 @@ int cmd_compare(int argc, char **argv) {
                                  .doc =
                                      "Trains every layout that CONFIG lists with the same data, budget and number of "
                                      "parameters, and prints the quality, cache bytes, prefill speed and decoding "
-                                     "speed of each. Its folder receives table.md, results.json and every run. After "
+                                     "speed of each. Its folder receives table.md, table.html, "
+                                     "results.json and every run. After "
                                      "an interruption the same command continues; finished runs are not repeated. With "
                                      "--policies it trains nothing: it asks MODEL tasks through its cache under each "
                                      "policy and budget, with the prompt ending after and before the question, and "

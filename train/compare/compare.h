@@ -1,13 +1,18 @@
 /* compare.h: the command `kvsmith compare`: trains several layouts with the same data, budget, parameters and code, and
  * measures each.
  *
- * DIR/table.md, results.json        the results                    DIR/.lock   locked while a process compares here
- * DIR/speed.json                    the last measurement of speed DIR/ROW/lr-3e-3-seed-1/           an ordinary run
- * folder         DIR/ROW/lr-3e-3-seed-1.yaml  its settings DIR/ROW/lr-3e-3-seed-1.json       its record, written when
- * the run is over: finished or diverged
+ * - DIR/table.md, table.html, results.json: the results
+ * - DIR/speed.json: the last measurement of sizes and speeds; DIR/losses.json: that of losses by position
+ * - DIR/.lock: locked while a process compares here
+ * - DIR/ROW/lr-3e-3-seed-1/: an ordinary run folder; next to it its settings, lr-3e-3-seed-1.yaml, and its record,
+ *   lr-3e-3-seed-1.json, written when the run is over: finished or diverged
  *
- * A row with `convert` starts from a conversion of the row that `from` names: DIR/ROW/converted/                a model
- * directory          DIR/ROW/converted.json  the output of `kvsmith convert`
+ * Learning rates are tried at `tune_seed`, whose runs are not among those that are compared.
+ *
+ * The runs of a row with `from` start from the source's run of the same seed. A seed that the source has no run of, as
+ * that run diverged or the source was not tuned, starts from the source's best run. A row with `convert` starts from a
+ * conversion of that run: DIR/ROW/converted-seed-1/ is a model directory, converted-seed-1.json the output of `kvsmith
+ * convert`. A teacher is the named row's run of the same seed, too.
  *
  * A row with `marks` is a run per seed and mark, where the mark is a percentage of the steps of the first row in the
  * chain of `from`: DIR/ROW/lr-3e-3-seed-1-mark-5. The learning rate is constant and decays in the last `decay` percent
@@ -18,18 +23,24 @@
  * A run without a record is started or continued; a run with one is not touched again. */
 #pragma once
 #include <jansson.h>
+#include "infer/eval/loss_split.h"
 #include "model/cli.h"
 #include "model/config/config.h"
 
 enum {
     ROWS_COMPARED_MAX = 64,
     LRS_MAX = 16,
+    WIDEN_MAX = 8,
+    RATES_MAX = LRS_MAX + 2 * WIDEN_MAX,
     SEEDS_MAX = 32,
     BATCHES_MAX = 8,
     CONTEXTS_MAX = 8,
     MARKS_MAX = 8,
     WORDS_MAX = 32
 };
+
+#define LR_MIN 1e-9
+#define LR_MAX 100.0
 
 /* ---- settings ------------------------------------------------------------------------------------------------------
  */
@@ -47,8 +58,10 @@ typedef struct {
     char *word[WORDS_MAX]; /* key=value, owned */
     int learns;            /* index of the row that `teacher` names, -1: none */
     int source;            /* index of the row that `from` names, -1: none */
-    Config cfg;            /* settings of any of its runs, except run.dir, run.seed, init_from and the learning rate */
-    double decay;          /* optim.min_lr / optim.lr of its settings */
+    bool control;          /* made by compare_controls: has the layout of its source */
+    int reference; /* index of the row that continues the same source as it is, with the same teacher, -1: none */
+    Config cfg;    /* settings of any of its runs, except run.dir, run.seed, init_from and the learning rate */
+    double decay;  /* optim.min_lr / optim.lr of its settings */
     int64_t steps;
     size_t params, hidden; /* hidden: of the first feed-forward part */
     /* by formula: one token's bytes as far as they grow without limit, states, all at measure.context and at the
@@ -63,6 +76,7 @@ typedef struct {
         int by, multiple;
     } match;
     Numbers lrs;
+    int widen;
     int64_t tune_seed;
     Ints seeds;
     struct {
@@ -70,19 +84,21 @@ typedef struct {
         double max_passes, max_seconds;
     } budget;
     struct {
-        int context, prompt, decode, repeats;
+        int context, prompt, decode, repeats, loss_context;
+        int64_t loss_tokens, common;
         Ints batches, contexts;
     } measure;
-    int nrows;
+    bool controls;
+    int nrows; /* the controls come last */
     CompareRow *row;
-    Node *root, *base;
-    char *base_path;        /* NULL: written in place */
-    const char *path;       /* of the configuration */
-    size_t text_tokens;     /* to train on */
-    char text_hash[24];     /* of them */
-    int threads;            /* threads of runs and measurements */
-    char isa[KEY_TEXT_MAX]; /* as --isa names it, "auto" too */
-    Dtype dtype;            /* dtype of the inputs of products, in all rows */
+    Node *root, *base, *control_rows; /* control_rows: a list like `rows` */
+    char *base_path;                  /* NULL: written in place */
+    const char *path;                 /* of the configuration */
+    size_t text_tokens;               /* to train on */
+    char text_hash[24];               /* of them */
+    int threads;                      /* threads of runs and measurements */
+    char isa[KEY_TEXT_MAX];           /* as --isa names it, "auto" too */
+    Dtype dtype;                      /* dtype of the inputs of products, in all rows */
 } Compare;
 extern const Key compare_keys[], compare_row_keys[];
 
@@ -97,25 +113,33 @@ bool compare_match(Config *cfg, Device *, int64_t want, double tolerance, int mu
 /* 0.003 -> "3e-3" */
 const char *compare_lr_name(double lr, char buf[32]);
 
-/* ---- runs ----------------------------------------------------------------------------------------------------------
- */
 /* ---- conversions and marks ------------------------------------------------------------------------------------------
  */
 /* The keys `convert`, `marks`, `decay` of a row, which are read separately. */
 bool compare_convert_read(const Compare *, CompareRow *, const Node *row, const char *path, Err *);
 bool compare_marks_read(const Compare *, CompareRow *, const Node *row, const char *path, Err *);
+/* Sets mark_steps and mark_hold of a row whose marks and source are set. Returns the first mark that is not a step or
+ * more after the one before, -1: all are. */
+int compare_marks_place(const Compare *, CompareRow *);
+/* Rows with `convert`, and rows with `from` that set keys of the layout, are compared with a control: the source as it
+ * is, trained on for the same steps or marks, at the same rates, with the row's other settings and teacher. Sets
+ * `reference` of all rows; *out: a list of the controls that the configuration does not have, which follow its rows in
+ * this order (NULL: none). A row with a teacher also gets the control without one. With `controls` false: none. */
+bool compare_controls(Compare *, Node **out, Err *);
 /* The settings, a tree, of the row's conversion of a model with the settings `from`. NULL: refused. */
 Node *compare_convert_plan(const CompareRow *, const Config *from, const char *path, Err *);
-/* The folder from which the row's runs start (malloc'ed): converted from SRC unless it exists. *status: see
- * compare_train. */
-bool compare_convert(const Compare *, const CompareRow *, const char *src, int *status, Err *);
-char *compare_converted(const Compare *, const CompareRow *);
+/* Converts the run in the folder `src` into compare_converted, from which the row's run of that seed starts, unless it
+ * exists. *status: see compare_train. */
+bool compare_convert(const Compare *, const CompareRow *, int64_t seed, const char *src, int *status, Err *);
+char *compare_converted(const Compare *, const CompareRow *, int64_t seed); /* malloc'ed */
 /* The record next to it; NULL: none. */
-json_t *compare_convert_record(const Compare *, const CompareRow *);
+json_t *compare_convert_record(const Compare *, const CompareRow *, int64_t seed);
 /* The checkpoint from which a mark's run continues; NULL: it starts where the row does. malloc'ed */
 char *compare_mark_start(const Compare *, const CompareRow *, double lr, int64_t seed, int mark);
 int compare_runs(const CompareRow *); /* of a seed: marks, or 1 */
 
+/* ---- runs ----------------------------------------------------------------------------------------------------------
+ */
 typedef enum { RUN_MISSING, RUN_BEGUN, RUN_FINISHED, RUN_DIVERGED } RunState;
 typedef struct {
     RunState state;
@@ -170,12 +194,17 @@ typedef enum { RANK_NONE, RANK_BEST, RANK_TIE, RANK_WORSE } Rank;
 void compare_rank(int n, const Spread *, Rank *);
 
 typedef struct {
-    RunRecord tune[LRS_MAX], run[SEEDS_MAX]; /* in a row with marks: of the last, or of the one that diverged */
+    RunRecord run[SEEDS_MAX]; /* in a row with marks: of the last, or of the one that diverged */
     RunRecord mark[MARKS_MAX][SEEDS_MAX];
-    bool tuned; /* every learning rate was tried; lr has the lowest loss, 0 if all diverged */
+    RunRecord tune[RATES_MAX]; /* (ntuned) by learning rate; the last may not have begun */
+    int ntuned;
+    double next; /* the learning rate that is tried next, 0: none, the row is tuned */
+    bool tuned;  /* lr has the lowest loss, 0 if all diverged */
+    bool edge;   /* and is the smallest or the largest that was tried */
     double lr;
-    int best; /* the seed of the lowest loss among finished runs, -1: none */
+    int best; /* index of the seed of the lowest loss among finished runs, -1: none */
     Spread loss;
+    LossSplit split[SEEDS_MAX]; /* of finished runs, after compare_losses */
     Rank rank;
 } RowResult;
 /* Reads the records on disk. */
@@ -183,13 +212,37 @@ bool compare_result(const Compare *, int row, const RowResult *all, RowResult *,
 /* The folder of the best run of a row; NULL: it has none. malloc'ed. */
 char *compare_best(const Compare *, int row, const RowResult *);
 
-/* Sets the folders from which row `row` starts and learns. False: a named row has no finished run yet; a conversion of
- * it may still have to be made. */
-bool compare_source(const Compare *, int row, const RowResult *all, Origin *);
+/* Sets the folders from which row `row` starts and learns at a seed. False: a named row's run of that seed is not over
+ * yet, or none finished; a conversion of it may still have to be made. */
+bool compare_source(const Compare *, int row, const RowResult *all, int64_t seed, Origin *);
+/* The folder (malloc'ed) of a row's run from which others start at a seed: see above. NULL: none, or not over yet. */
+char *compare_run_of(const Compare *, int row, const RowResult *, int64_t seed);
+
+/* ---- learning rates ------------------------------------------------------------------------------------------------
+ */
+bool compare_tunes(const Compare *, const CompareRow *); /* several rates are tried */
+/* Sets tune, ntuned, next, tuned, edge and lr of a row that tunes, from what `look` says of the runs at a rate. */
+typedef bool TuneLook(void *ctx, double lr, RunRecord *, Err *);
+bool compare_tuning(const Compare *, const CompareRow *, TuneLook *, void *ctx, RowResult *, Err *);
+/* The rate that is tried after `n` others, in ascending order and with their losses (NaN: diverged), of which the grid
+ * is a part; 0: none. The best one is at an edge: the next one lies beyond it by the grid's ratio there, or by 2 in a
+ * grid of one, at most `widen` times on a side. Where all diverged it is the lowest. *edge: the best is at an edge and
+ * none follows. */
+double compare_widen(const Numbers *grid, int widen, int n, const double *lr, const double *loss, bool *edge);
+/* Runs at tune_seed that are still to be made, at least; more follow where the best rate stays at an edge. */
+int compare_tuning_left(const Compare *, const CompareRow *, const RowResult *);
+
+/* ---- tables --------------------------------------------------------------------------------------------------------
+ */
 void compare_machine(char name[128]); /* the processor */
 /* Everything known, as one object; and as a Markdown table. */
 json_t *compare_json(const Compare *, const RowResult *, const json_t *speed);
 void compare_table(FILE *, const json_t *results);
+/* A page of `markdown`, which compare_table wrote, and a plot of loss over bytes. */
+void compare_html(FILE *, const char *markdown, const json_t *results);
+/* Which of `n` points no other of the same kind dominates: one that is not worse in both and better in one. A point
+ * with a NaN is not on the front. */
+void compare_front(int n, const double *loss, const double *bytes, const bool *kind, bool *front);
 /* Adds a row's conversion report and its marks to its object. */
 void compare_marks_json(const Compare *, int row, const RowResult *, json_t *);
 /* The second table, of rows with marks; nothing if there are none. */

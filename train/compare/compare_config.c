@@ -27,20 +27,34 @@ static const Key measure_keys[] = {
     {"decode", KEY_INT, AT(measure.decode), "128", 1, 1 << 20, "tokens after the prompt whose decoding is timed", 0, 0},
     {"batches", KEY_INTS, AT(measure.batches), "[1, 8]", 1, 4096, "sequences at once", 0, 0},
     {"repeats", KEY_INT, AT(measure.repeats), "5", 1, 1000, "timings of each row; the median counts", 0, 0},
-    {"contexts", KEY_INTS, AT(measure.contexts), "[1024, 32768]", 1, 1 << 30, "tokens at which formulas are evaluated",
-     0, 0},
+    {"loss_tokens", KEY_LONG, AT(measure.loss_tokens), "65536", 0, 1e12,
+     "tokens of the validation text whose loss is split by position and by recall, the first ones; 0: none", 0, 0},
+    {"loss_context", KEY_INT, AT(measure.loss_context), "0", 0, 1 << 24, "tokens of a window there; 0: data.seq_len", 0,
+     0},
+    {"common", KEY_LONG, AT(measure.common), "1250", 0, 1e15,
+     "a pair of tokens that the training text has more often is common: to repeat it is no recall", 0, 0},
+    {"contexts", KEY_INTS, AT(measure.contexts), "[4096, 32768]", 1, 1 << 30,
+     "tokens for which the cache's bytes are listed: by formula, and counted where rows are merged or evicted", 0, 0},
     {0}};
 const Key compare_keys[] = {
     {"dir", KEY_TEXT, AT(dir), NULL, 0, 0, "folder of the comparison: its runs and results", 0, 0},
     {"base", KEY_OTHER, 0, NULL, 0, 0, "settings of a run that all rows share: a map, or the path of a YAML file", 0,
      0},
     {"match", KEY_TABLE, 0, "", 0, 0, "gives all rows the same number of parameters", 0, match_keys},
-    {"lrs", KEY_NUMBERS, AT(lrs), NULL, 1e-9, 100,
+    {"lrs", KEY_NUMBERS, AT(lrs), NULL, LR_MIN, LR_MAX,
      "learning rates that every row tries at tune_seed; the one with the lowest validation loss is used", 0, 0},
-    {"tune_seed", KEY_LONG, AT(tune_seed), "1", 0, 9e15, "run.seed of these runs", 0, 0},
+    {"widen", KEY_INT, AT(widen), "3", 0, WIDEN_MAX,
+     "while the best rate is the lowest or the highest, the next one beyond it is tried, at most so often a side; 0: "
+     "only lrs are tried, and one rate is used as it is",
+     0, 0},
+    {"tune_seed", KEY_LONG, AT(tune_seed), "0", 0, 9e15, "run.seed of these runs, none of seeds", 0, 0},
     {"seeds", KEY_INTS, AT(seeds), NULL, 0, 2e9, "run.seed of the runs that are compared", 0, 0},
     {"budget", KEY_TABLE, 0, "", 0, 0, "limits of one run", 0, budget_keys},
     {"measure", KEY_TABLE, 0, "", 0, 0, "measurements of every row's best run", 0, measure_keys},
+    {"controls", KEY_BOOL, AT(controls), "true", 0, 0,
+     "rows that start from another and change its layout are compared with controls, ROW-on and, with a teacher, "
+     "ROW-on-kd: the source trained on for the same steps; those that are not in rows are added",
+     0, 0},
     {"rows", KEY_OTHER, 0, NULL, 0, 0, "list of rows: {name: ..., set: {...}}", 0, 0},
     {0}};
 #undef AT
@@ -48,9 +62,10 @@ const Key compare_keys[] = {
 const Key compare_row_keys[] = {
     {"name", KEY_TEXT, AT(name), NULL, 0, 0, "letters, digits, - and _", 0, 0},
     {"set", KEY_OTHER, 0, "", 0, 0, "map of keys of the base (model.kinds.mix.kv_heads) to the row's own values", 0, 0},
-    {"from", KEY_TEXT, AT(from), "", 0, 0, "an earlier row; this row's runs start from its best run", 0, 0},
+    {"from", KEY_TEXT, AT(from), "", 0, 0,
+     "an earlier row; this row's runs start from its run of the same seed, or from its best where that has none", 0, 0},
     {"convert", KEY_OTHER, 0, "", 0, 0,
-     "map: convert the best run of `from` first: {to: gqa, kv_heads: 2, ...}, as for kvsmith convert; also calib (a "
+     "map: convert the run of `from` first: {to: gqa, kv_heads: 2, ...}, as for kvsmith convert; also calib (a "
      "text; default: the first of data.train) and calib_tokens",
      0, 0},
     {"marks", KEY_NUMBERS, AT(marks), "", 1e-6, 1000,
@@ -60,10 +75,10 @@ const Key compare_row_keys[] = {
     {"decay", KEY_FLOAT, AT(mark_decay), "20", 0.1, 100,
      "percentage of a mark's steps in which the learning rate decays", 0, 0},
     {"teacher", KEY_TEXT, AT(teacher), "", 0, 0,
-     "an earlier row; its best run is teacher.path of this row's runs, whose losses are in set", 0, 0},
+     "an earlier row; its run of the same seed is teacher.path of this row's runs, whose losses are in set", 0, 0},
     {"tokens", KEY_LONG, AT(tokens), "0", 0, 1e15, "tokens to train on; 0: budget.tokens", 0, 0},
-    {"lrs", KEY_NUMBERS, AT(lrs), "", 1e-9, 100, "learning rates that this row tries; default: lrs of the comparison",
-     0, 0},
+    {"lrs", KEY_NUMBERS, AT(lrs), "", LR_MIN, LR_MAX,
+     "learning rates that this row tries; default: lrs of the comparison", 0, 0},
     {0}};
 #undef AT
 
@@ -305,11 +320,22 @@ static bool marks_hold(const CompareRow *r, const Node *at, const char *path, Er
                (long long)warmup, (long long)r->mark_hold[0], r->marks.v[0]);
 }
 
-static bool row_read(Compare *c, int i, const Node *x, const Config *base, Device *dev, Err *e) {
+/* The resolved settings of a row's model, as a tree. */
+static Node *model_tree(const Config *cfg, Err *e) {
+    char *text = config_text(cfg);
+    Node *all = tree_yaml(text, strlen(text), "the settings of a row", e), *model = NULL;
+    if (all) model = tree_copy(tree_get(all, "model"));
+    tree_free(all);
+    free(text);
+    return model;
+}
+
+static bool row_read(Compare *c, int i, const Node *x, bool control, const Config *base, Device *dev, Err *e) {
     CompareRow *r = &c->row[i];
     char path[64], where[160];
     snprintf(path, sizeof path, "rows.%d", i);
     if (!schema_read(compare_row_keys, x, path, NULL, r, e)) return false;
+    r->control = control, r->reference = -1;
     if (!*r->name || strlen(r->name) > 40 ||
         r->name[strspn(r->name, "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789_-")])
         return node_refuse(x, path, e, "the name of a row is 1 to 40 letters, digits, - and _");
@@ -332,8 +358,9 @@ static bool row_read(Compare *c, int i, const Node *x, const Config *base, Devic
     if (!(r->marks.n ? compare_marks_read(c, r, x, path, e) : steps_fit(c, base, r, x, path, e))) return false;
     Node *tree = tree_copy(c->base);
     bool ok = true;
-    if (r->convert) {
-        Node *model = compare_convert_plan(r, &c->row[r->source].cfg, path, e);
+    if (r->convert || control) {
+        const Config *from = &c->row[r->source].cfg;
+        Node *model = control ? model_tree(from, e) : compare_convert_plan(r, from, path, e);
         ok = model && tree_put(tree, "model", model, x, e);
     }
     for (int k = 0; ok && r->set && k < r->set->n; k++) {
@@ -360,7 +387,7 @@ static bool row_read(Compare *c, int i, const Node *x, const Config *base, Devic
         c->match.params = (int64_t)r->params;
         return true;
     }
-    if (r->convert) { /* of as many parameters as the conversion leaves */
+    if (r->convert || control) { /* of as many parameters as the conversion leaves, or its source has */
         const int *h = compare_config_width(&r->cfg.model.ffn[0]);
         r->hidden = h ? (size_t)*h : 0;
         return compare_config_count(&r->cfg, dev, &r->params, where, e);
@@ -446,7 +473,22 @@ static bool lists_fit(const Compare *c, Err *e) {
         for (int k = 0; k < i; k++)
             if (c->seeds.v[i] == c->seeds.v[k])
                 return node_refuse(tree_get(c->root, "seeds"), "seeds", e, "%d is listed twice", c->seeds.v[i]);
+    for (int i = 0; i < c->seeds.n; i++)
+        if (c->seeds.v[i] == c->tune_seed)
+            return node_refuse(tree_get(c->root, "seeds"), "seeds", e,
+                               "%d is tune_seed too, but the run that chooses the learning rate is not counted; set "
+                               "tune_seed to another number",
+                               c->seeds.v[i]);
     return true;
+}
+
+static bool rows_add(Compare *c, const Node *rows, bool control, const Config *base, Device *dev, Err *e) {
+    bool ok = true;
+    for (int k = 0; ok && k < rows->n; k++) {
+        int i = c->nrows++; /* what a failing row has made is freed with the others */
+        ok = row_read(c, i, rows->kid[k], control, base, dev, e) && row_cost(c, &c->row[i], dev, e);
+    }
+    return ok;
 }
 
 static bool compare_config_rows_read(Compare *c, const Config *base, const Cli *cli, Err *e) {
@@ -461,12 +503,9 @@ static bool compare_config_rows_read(Compare *c, const Config *base, const Cli *
     c->threads = device_threads(dev);
     strcpy(c->isa, base->run.isa);
     c->dtype = base->train.dtype == DTYPE_BF16 ? BF16 : REAL;
-    c->row = xcalloc((size_t)rows->n, sizeof *c->row);
-    bool ok = true;
-    for (int i = 0; ok && i < rows->n; i++) {
-        c->nrows = i + 1; /* what a failing row has made is freed with the others */
-        ok = row_read(c, i, rows->kid[i], base, dev, e) && row_cost(c, &c->row[i], dev, e);
-    }
+    c->row = xcalloc(ROWS_COMPARED_MAX, sizeof *c->row);
+    bool ok = rows_add(c, rows, false, base, dev, e) && compare_controls(c, &c->control_rows, e);
+    if (ok && c->control_rows) ok = rows_add(c, c->control_rows, true, base, dev, e);
     device_close(dev);
     return ok;
 }
@@ -494,6 +533,7 @@ void compare_free(Compare *c) {
     free(c->row);
     tree_free(c->root);
     tree_free(c->base);
+    tree_free(c->control_rows);
     free(c->base_path);
     *c = (Compare){0};
 }

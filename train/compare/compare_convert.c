@@ -67,15 +67,7 @@ bool compare_convert_read(const Compare *c, CompareRow *r, const Node *row, cons
     return true;
 }
 
-bool compare_marks_read(const Compare *c, CompareRow *r, const Node *row, const char *path, Err *e) {
-    const Node *at = tree_get(row, "marks");
-    if (r->source < 0)
-        return node_refuse(at, path, e, "marks: needs from, the row whose steps the percentages refer to");
-    if (r->tokens) return node_refuse(at, path, e, "marks and tokens both set the length of training; give one");
-    if (r->marks.n > MARKS_MAX)
-        return node_refuse(at, path, e, "marks: expected at most %d numbers, got %d", MARKS_MAX, r->marks.n);
-    if (r->lrs.n != 1)
-        return node_refuse(at, path, e, "marks: a row with marks has one learning rate; give it lrs of one number");
+int compare_marks_place(const Compare *c, CompareRow *r) {
     const CompareRow *root = &c->row[r->source];
     while (root->source >= 0) root = &c->row[root->source];
     for (int m = 0; m < r->marks.n; m++) {
@@ -85,13 +77,29 @@ bool compare_marks_read(const Compare *c, CompareRow *r, const Node *row, const 
         r->mark_hold[m] = n - decay;
         bool apart =
             !m || (n > r->mark_steps[m - 1] && (r->mark_hold[m] > r->mark_hold[m - 1] || !r->mark_hold[m - 1]));
-        if (!apart)
-            return node_refuse(at, path, e,
-                               "marks: expected each mark to be at least one step after the last; of the %lld steps of "
-                               "%s, %g %% and %g %% are %lld and %lld",
-                               (long long)root->steps, root->name, r->marks.v[m - 1], r->marks.v[m],
-                               (long long)r->mark_steps[m - 1], (long long)n);
+        if (!apart) return m;
     }
+    return -1;
+}
+
+bool compare_marks_read(const Compare *c, CompareRow *r, const Node *row, const char *path, Err *e) {
+    const Node *at = tree_get(row, "marks");
+    if (r->source < 0)
+        return node_refuse(at, path, e, "marks: needs from, the row whose steps the percentages refer to");
+    if (r->tokens) return node_refuse(at, path, e, "marks and tokens both set the length of training; give one");
+    if (r->marks.n > MARKS_MAX)
+        return node_refuse(at, path, e, "marks: expected at most %d numbers, got %d", MARKS_MAX, r->marks.n);
+    if (r->lrs.n != 1)
+        return node_refuse(at, path, e, "marks: a row with marks has one learning rate; give it lrs of one number");
+    const int m = compare_marks_place(c, r);
+    const CompareRow *root = &c->row[r->source];
+    while (root->source >= 0) root = &c->row[root->source];
+    if (m >= 0)
+        return node_refuse(at, path, e,
+                           "marks: expected each mark to be at least one step after the last; of the %lld steps of "
+                           "%s, %g %% and %g %% are %lld and %lld",
+                           (long long)root->steps, root->name, r->marks.v[m - 1], r->marks.v[m],
+                           (long long)r->mark_steps[m - 1], (long long)r->mark_steps[m]);
     r->steps = r->mark_steps[r->marks.n - 1];
     return true;
 }
@@ -142,14 +150,16 @@ Node *compare_convert_plan(const CompareRow *r, const Config *from, const char *
 /* ---- the conversion ------------------------------------------------------------------------------------------------
  */
 
-char *compare_converted(const Compare *c, const CompareRow *r) { return xformat("%s/%s/converted", c->dir, r->name); }
-
-static char *record_path(const Compare *c, const CompareRow *r) {
-    return xformat("%s/%s/converted.json", c->dir, r->name);
+char *compare_converted(const Compare *c, const CompareRow *r, int64_t seed) {
+    return xformat("%s/%s/converted-seed-%lld", c->dir, r->name, (long long)seed);
 }
-json_t *compare_convert_record(const Compare *c, const CompareRow *r) {
+
+static char *record_path(const Compare *c, const CompareRow *r, int64_t seed) {
+    return xformat("%s/%s/converted-seed-%lld.json", c->dir, r->name, (long long)seed);
+}
+json_t *compare_convert_record(const Compare *c, const CompareRow *r, int64_t seed) {
     Err ignored = {0};
-    char *path = record_path(c, r);
+    char *path = record_path(c, r, seed);
     json_t *j = r->convert ? json_read(path, &ignored) : NULL;
     free(path);
     return j;
@@ -169,10 +179,10 @@ static json_t *made_of(const Compare *c, const CompareRow *r, const char *src) {
     return json_pack("{s:s, s:s, s:o}", "src", src, "text_hash", c->text_hash, "arguments", list);
 }
 
-bool compare_convert(const Compare *c, const CompareRow *r, const char *best, int *status, Err *e) {
-    char *dst = compare_converted(c, r), *path = record_path(c, r), *src = xformat("%s/last", best),
+bool compare_convert(const Compare *c, const CompareRow *r, int64_t seed, const char *run, int *status, Err *e) {
+    char *dst = compare_converted(c, r, seed), *path = record_path(c, r, seed), *src = xformat("%s/last", run),
          *folder = xformat("%s/%s", c->dir, r->name), *argv[ARGS_MAX];
-    json_t *of = made_of(c, r, src), *old = compare_convert_record(c, r);
+    json_t *of = made_of(c, r, src), *old = compare_convert_record(c, r, seed);
     bool ok = true, there = old && file_exists(dst, "config.json", e);
     struct stat st;
     ok = !e->status;

@@ -15,22 +15,33 @@ static double seeds_mean(const RunRecord *x, int seeds, bool first, int *n) {
     return *n ? sum / *n : NAN;
 }
 
+/* The report of the first seed's conversion, and the mean over the seeds of what each changed. */
+static void conversions_json(const Compare *c, const CompareRow *row, json_t *j) {
+    double kl[SEEDS_MAX];
+    int n = 0;
+    json_object_set_new(j, "convert", json_null());
+    json_object_set_new(j, "to", json_string(row->to));
+    for (int k = 0; k < c->seeds.n; k++) {
+        json_t *said = compare_convert_record(c, row, c->seeds.v[k]), *report = json_object_get(said, "report"),
+               *x = json_object_get(json_object_get(report, "check"), "kl");
+        if (report && json_is_null(json_object_get(j, "convert"))) json_object_set(j, "convert", report);
+        if (json_is_number(x)) kl[n++] = json_number_value(x);
+        json_decref(said);
+    }
+    const Spread s = compare_spread(n, kl);
+    json_object_set_new(j, "convert_kl", engine_number(s.mean));
+    json_object_set_new(j, "convert_kl_sd", engine_number(s.sd));
+}
+
 void compare_marks_json(const Compare *c, int i, const RowResult *r, json_t *j) {
     const CompareRow *row = &c->row[i];
-    json_t *said = compare_convert_record(c, row), *marks = json_array();
-    if (row->convert) {
-        json_t *report = json_object_get(said, "report");
-        json_object_set_new(j, "convert", report ? json_incref(report) : json_null());
-        json_object_set_new(j, "to", json_string(row->to));
-    }
-    json_decref(said);
+    json_t *marks = json_array();
+    if (row->convert) conversions_json(c, row, j);
     if (!row->marks.n) {
         json_decref(marks);
         return;
     }
-    int n, reference = -1; /* the first row of the same beginning that is trained on as it is */
-    for (int k = 0; k < c->nrows && reference < 0; k++)
-        if (c->row[k].marks.n && !c->row[k].convert && c->row[k].source == row->source) reference = k;
+    int n;
     double first = seeds_mean(r->mark[0], c->seeds.n, true, &n);
     json_object_set_new(j, "first_loss", engine_number(first));
     for (int m = 0; m < row->marks.n; m++) {
@@ -45,7 +56,6 @@ void compare_marks_json(const Compare *c, int i, const RowResult *r, json_t *j) 
                                                "finished", n));
     }
     json_object_set_new(j, "marks", marks);
-    json_object_set_new(j, "reference", reference < 0 ? json_null() : json_string(c->row[reference].name));
 }
 
 /* ---- the table -----------------------------------------------------------------------------------------------------
@@ -101,24 +111,24 @@ void compare_marks_table(FILE *f, const json_t *r) {
     fputc('\n', f);
     double context = compare_marks_number(json_object_get(r, "measure"), "context");
     json_array_foreach(rows, i, x) {
-        const json_t *report = json_object_get(x, "convert"), *beside = NULL;
+        const json_t *report = json_object_get(x, "convert"), *control = NULL;
         if (!json_object_get(x, "marks")) continue;
         json_array_foreach(rows, k, y) if (!strcmp(compare_marks_text(y, "name"), compare_marks_text(x, "reference")))
-            beside = y;
-        double kl = compare_marks_number(json_object_get(report, "check"), "kl");
+            control = y;
+        double kl = compare_marks_number(x, "convert_kl");
         fprintf(f, "| %s | %s%s |", compare_marks_text(x, "name"),
                 *compare_marks_text(report, "rule") ? compare_marks_text(report, "rule") : compare_marks_text(x, "to"),
                 json_is_true(json_object_get(report, "exact")) ? " (lossless)" : "");
         fprintf(f, isfinite(kl) ? " %.4f |" : " - |", kl);
         fprintf(f, " %.1f |", compare_marks_number(json_object_get(x, "cache"), "formula") / context);
-        compare_marks_cell(f, compare_marks_number(x, "first_loss"), beside && beside != x ? loss_at(beside, 0) : NAN);
-        for (int p = 0; p < n; p++)
-            compare_marks_cell(f, loss_at(x, at[p]), beside && beside != x ? loss_at(beside, at[p]) : NAN);
+        compare_marks_cell(f, compare_marks_number(x, "first_loss"), control ? loss_at(control, 0) : NAN);
+        for (int p = 0; p < n; p++) compare_marks_cell(f, loss_at(x, at[p]), control ? loss_at(control, at[p]) : NAN);
         fputc('\n', f);
     }
     fputs("\nA mark is a run of that many percent of the steps, one per seed; its learning rate is constant, then "
-          "decays linearly. In brackets: the difference from the same mark of the row that continues from the same "
-          "weights without a conversion. At 0 %: validation before the first step. KL: mean per token, source to "
+          "decays linearly. In brackets: the difference from the same mark of the row's control, which continues from "
+          "the same weights without a conversion, with the same teacher or none. At 0 %: validation before the first "
+          "step. KL: mean per token, source to "
           "result, on the last part of the calibration text, which calibration does not see.\n",
           f);
 }

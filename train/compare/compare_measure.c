@@ -3,6 +3,7 @@
 #include "ops/file.h"
 #include "train/bench/bench_decode.h"
 #include "infer/engine.h"
+#include "model/cost.h"
 #include "train/bench/bench_train.h"
 #include "compare_measure.h"
 
@@ -10,7 +11,9 @@ typedef struct {
     int row;
     Engine en;
     bool open;
-    size_t cache;
+    size_t cache;              /* bytes after measure.context tokens */
+    size_t at[CONTEXTS_MAX];   /* bytes at measure.contexts */
+    int counted[CONTEXTS_MAX]; /* after so many tokens, 0: by formula, as no row is merged or evicted */
     Decode d[BATCHES_MAX];
     double *prefill[BATCHES_MAX], *decode[BATCHES_MAX]; /* (repeats) seconds */
     double train;                                       /* tokens/s of a training step */
@@ -50,18 +53,43 @@ static void read_on(const Reading *r, size_t from, int n, int *tok) {
     for (int i = 0; i < n; i++) tok[i] = r->id[(from + (size_t)i) % (size_t)r->n];
 }
 
-static bool cache_count(const Compare *c, const Reading *text, Subject *s, Err *e) {
+static bool cache_count(const Reading *text, const Model *m, int n, size_t *bytes, Err *e) {
     Session t;
-    int n = c->measure.context, *tok = xcalloc((size_t)n, sizeof *tok);
+    int *tok = xcalloc((size_t)n, sizeof *tok);
     SessionOpts o = {.nseq = 1, .max_tokens = n, .document = -1};
-    bool ok = session_open(&t, &s->en.model, o, e);
+    bool ok = session_open(&t, m, o, e);
     if (ok) {
         read_on(text, 0, n, tok);
         ok = session_extend(&t, 1, &(Feed){0, n, tok}, WANT_LAST, ABSENT, e);
-        s->cache = session_bytes(&t, 0);
+        *bytes = session_bytes(&t, 0);
         session_close(&t);
     }
     free(tok);
+    return ok;
+}
+
+/* Bytes at every one of measure.contexts. Where rows are merged or evicted they are counted, at most as far as the text
+ * and the model's positions reach; beyond that the same part of the rows stays. */
+static bool cache_contexts(const Compare *c, const Reading *text, Subject *s, Err *e) {
+    const Model *m = &s->en.model;
+    CacheCost *cost = xcalloc(1, sizeof *cost);
+    const int most = imin(text->n, m->cfg.max_positions);
+    size_t bytes = 0;
+    bool ok = true;
+    for (int k = 0, last = 0; ok && k < c->measure.contexts.n; k++) {
+        const int context = c->measure.contexts.v[k], n = imin(context, most);
+        cost_cache(m, context, cost);
+        s->at[k] = cost->bytes_at_context;
+        if (!cost->at_most) continue;
+        if (n != last) ok = cache_count(text, m, n, &bytes, e);
+        last = s->counted[k] = n;
+        const double all = (double)(cost->bytes_at_context - cost->state_bytes);
+        cost_cache(m, n, cost);
+        const double rows = (double)(bytes - cost->state_bytes),
+                     rows_most = (double)(cost->bytes_at_context - cost->state_bytes);
+        s->at[k] = n == context ? bytes : cost->state_bytes + (size_t)(rows / rows_most * all + 0.5);
+    }
+    free(cost);
     return ok;
 }
 
@@ -71,7 +99,7 @@ static bool subject_open(const Compare *c, const RowResult *r, const Reading *te
     bool ok = s->open = engine_open(&s->en, model, cli, e);
     free(folder);
     free(model);
-    ok = ok && cache_count(c, text, s, e);
+    ok = ok && cache_count(text, &s->en.model, c->measure.context, &s->cache, e) && cache_contexts(c, text, s, e);
     for (int b = 0; ok && b < c->measure.batches.n; b++) {
         int B = c->measure.batches.v[b], each = c->measure.prompt + c->measure.decode;
         const DecodeOpts o = {.B = B, .prompt = c->measure.prompt, .room = c->measure.decode};
@@ -146,11 +174,17 @@ static json_t *subject_json(const Compare *c, Subject *s) {
                                               B * c->measure.decode / decode, "prefill_s_min", p[0], "prefill_s_max",
                                               p[n - 1], "decode_s_min", d[0], "decode_s_max", d[n - 1]));
     }
-    return json_pack("{s:s, s:I, s:f, s:o}", "name", c->row[s->row].name, "cache_measured", (json_int_t)s->cache,
-                     "step_tok_s", s->train, "speed", list);
+    json_t *at = json_array(), *counted = json_array();
+    for (int k = 0; k < c->measure.contexts.n; k++) {
+        json_array_append_new(at, json_integer((json_int_t)s->at[k]));
+        json_array_append_new(counted, s->counted[k] ? json_integer(s->counted[k]) : json_null());
+    }
+    return json_pack("{s:s, s:I, s:o, s:o, s:f, s:o}", "name", c->row[s->row].name, "cache_measured",
+                     (json_int_t)s->cache, "cache_at", at, "cache_counted", counted, "step_tok_s", s->train, "speed",
+                     list);
 }
 
-enum { FIGURES = 2 }; /* counts up when a row gets another figure */
+enum { FIGURES = 3 }; /* counts up when a row gets another figure */
 /* Everything that a measurement depends on and that can be named; FIGURES, too. */
 static json_t *key_make(const Compare *c, const RowResult *all) {
     json_t *j = compare_json(c, all, NULL), *runs = json_array();
@@ -158,6 +192,9 @@ static json_t *key_make(const Compare *c, const RowResult *all) {
     static const char *const names[] = {"version", "machine", "threads", "isa", "dtype", "measure", "text_hash"};
     for (size_t i = 0; i < sizeof names / sizeof *names; i++)
         json_object_set(key, names[i], json_object_get(j, names[i]));
+    static const char *const of_losses[] = {"loss_tokens", "loss_context", "common"}; /* see compare_loss.h */
+    for (size_t i = 0; i < sizeof of_losses / sizeof *of_losses; i++)
+        json_object_del(json_object_get(key, "measure"), of_losses[i]);
     for (int i = 0; i < c->nrows; i++) {
         if (all[i].best < 0) continue;
         char *folder = compare_best(c, i, &all[i]);

@@ -1,6 +1,6 @@
 /* compare_result.c: what the records of all runs amount to. */
 #include <sys/utsname.h>
-#include "compare.h"
+#include "compare_loss.h"
 #include "infer/engine.h"
 
 void origin_free(Origin *o) {
@@ -9,20 +9,32 @@ void origin_free(Origin *o) {
     *o = (Origin){0};
 }
 
-static char *best_model(const Compare *c, int row, const RowResult *all) {
-    char *best = compare_best(c, row, &all[row]), *model = best ? xformat("%s/last", best) : NULL;
-    free(best);
+char *compare_run_of(const Compare *c, int row, const RowResult *r, int64_t seed) {
+    for (int k = 0; k < c->seeds.n; k++) {
+        if (c->seeds.v[k] != seed) continue;
+        if (r->run[k].state < RUN_FINISHED) return NULL;
+        if (r->run[k].state == RUN_FINISHED) return compare_folder(c, &c->row[row], r->lr, seed, -1);
+    }
+    for (int k = 0; seed == c->tune_seed && k < r->ntuned; k++)
+        if (r->tune[k].lr == r->lr && r->tune[k].state == RUN_FINISHED)
+            return compare_folder(c, &c->row[row], r->lr, seed, -1);
+    return compare_best(c, row, r);
+}
+
+static char *model_of(const Compare *c, int row, const RowResult *all, int64_t seed) {
+    char *run = compare_run_of(c, row, &all[row], seed), *model = run ? xformat("%s/last", run) : NULL;
+    free(run);
     return model;
 }
 
-bool compare_source(const Compare *c, int row, const RowResult *all, Origin *o) {
+bool compare_source(const Compare *c, int row, const RowResult *all, int64_t seed, Origin *o) {
     const CompareRow *r = &c->row[row];
     *o = (Origin){0};
-    if (r->source >= 0 && (o->from = best_model(c, r->source, all)) && r->convert) {
+    if (r->source >= 0 && (o->from = model_of(c, r->source, all, seed)) && r->convert) {
         free(o->from);
-        o->from = compare_converted(c, r);
+        o->from = compare_converted(c, r, seed);
     }
-    if (r->learns >= 0) o->teacher = best_model(c, r->learns, all);
+    if (r->learns >= 0) o->teacher = model_of(c, r->learns, all, seed);
     if ((r->source < 0 || o->from) && (r->learns < 0 || o->teacher)) return true;
     origin_free(o);
     return false;
@@ -33,37 +45,46 @@ char *compare_best(const Compare *c, int row, const RowResult *r) {
     return compare_folder(c, &c->row[row], r->lr, c->seeds.v[r->best], -1);
 }
 
-static bool compare_result_look(const Compare *c, const CompareRow *row, double lr, int64_t seed, int mark,
-                                const Origin *o, RunRecord *r, Err *e) {
+typedef struct {
+    const Compare *c;
+    int row;
+    const RowResult *all;
+} Looking;
+
+/* The record of a run; a missing one where its source is missing. */
+static bool compare_result_look(const Looking *l, double lr, int64_t seed, int mark, RunRecord *r, Err *e) {
+    Origin o;
+    *r = (RunRecord){.lr = lr, .seed = seed, .val_loss = NAN, .first_loss = NAN};
+    if (!compare_source(l->c, l->row, l->all, seed, &o)) return true;
     Config *cfg = xcalloc(1, sizeof *cfg);
-    compare_run_config(c, row, lr, seed, mark, o, cfg);
-    bool ok = compare_look(c, row, cfg, mark, r, e);
+    compare_run_config(l->c, &l->c->row[l->row], lr, seed, mark, &o, cfg);
+    bool ok = compare_look(l->c, &l->c->row[l->row], cfg, mark, r, e);
     free(cfg);
+    origin_free(&o);
     return ok;
 }
+static bool compare_result_tune_look(void *ctx, double lr, RunRecord *r, Err *e) {
+    const Looking *l = ctx;
+    return compare_result_look(l, lr, l->c->tune_seed, 0, r, e);
+}
 
-bool compare_result(const Compare *c, int i, const RowResult *all, RowResult *r, Err *e) {
+bool compare_result(const Compare *c, int i, const RowResult *all, RowResult *out, Err *e) {
     const CompareRow *row = &c->row[i];
-    Origin o;
+    Looking l = {c, i, all};
+    /* `out` may be one of `all`, which a row never looks at for itself */
+    RowResult *r = xcalloc(1, sizeof *r);
     *r = (RowResult){.best = -1, .loss = compare_spread(0, NULL)};
-    for (int k = 0; k < LRS_MAX; k++) r->tune[k].val_loss = NAN;
-    if (!compare_source(c, i, all, &o)) return true; /* nothing can have begun */
-    bool ok = true, over = true;
-    double least = INFINITY, loss[SEEDS_MAX];
-    for (int k = 0; ok && row->lrs.n > 1 && k < row->lrs.n; k++) {
-        ok = compare_result_look(c, row, row->lrs.v[k], c->tune_seed, 0, &o, &r->tune[k], e);
-        over = over && r->tune[k].state >= RUN_FINISHED;
-        if (r->tune[k].state == RUN_FINISHED && r->tune[k].val_loss < least)
-            least = r->tune[k].val_loss, r->lr = row->lrs.v[k];
-    }
-    if (row->lrs.n == 1) r->lr = row->lrs.v[0];
-    r->tuned = over;
-    if (!over) r->lr = 0;
+    double loss[SEEDS_MAX];
+    bool ok = true;
+    if (compare_tunes(c, row))
+        ok = compare_tuning(c, row, compare_result_tune_look, &l, r, e);
+    else
+        r->tuned = true, r->lr = row->lrs.v[0];
     int n = 0;
     for (int k = 0; ok && r->lr > 0 && k < c->seeds.n; k++) {
         r->run[k].val_loss = NAN;
         for (int m = 0; ok && m < compare_runs(row) && r->run[k].state != RUN_DIVERGED; m++) {
-            ok = compare_result_look(c, row, r->lr, c->seeds.v[k], m, &o, &r->mark[m][k], e);
+            ok = compare_result_look(&l, r->lr, c->seeds.v[k], m, &r->mark[m][k], e);
             /* a mark that diverged ends the chain: the marks after it have no checkpoint to continue */
             if (m + 1 == compare_runs(row) || r->mark[m][k].state == RUN_DIVERGED) r->run[k] = r->mark[m][k];
         }
@@ -72,7 +93,8 @@ bool compare_result(const Compare *c, int i, const RowResult *all, RowResult *r,
         if (r->best < 0 || r->run[k].val_loss < r->run[r->best].val_loss) r->best = k;
     }
     r->loss = compare_spread(n, loss);
-    origin_free(&o);
+    if (ok) *out = *r;
+    free(r);
     return ok;
 }
 
@@ -100,7 +122,7 @@ static void runs_sum(const Compare *c, const CompareRow *row, const RowResult *r
     int n = 0, diverged = 0, cut = 0, threads = 0;
     double tok_s = 0, seconds = 0, tokens = 0;
     json_t *runs = json_array(), *tune = json_array();
-    for (int k = 0; row->lrs.n > 1 && k < row->lrs.n; k++)
+    for (int k = 0; k < r->ntuned; k++)
         if (r->tune[k].state) json_array_append_new(tune, run_json(&r->tune[k]));
     for (int k = 0; k < c->seeds.n; k++) {
         const RunRecord *x = &r->run[k];
@@ -113,6 +135,7 @@ static void runs_sum(const Compare *c, const CompareRow *row, const RowResult *r
     }
     json_object_set_new(j, "lrs", numbers_json(&row->lrs));
     json_object_set_new(j, "tuning", tune);
+    json_object_set_new(j, "lr_at_edge", json_boolean(r->edge));
     json_object_set_new(j, "runs", runs);
     json_object_set_new(j, "finished", json_integer(n));
     json_object_set_new(j, "diverged", json_integer(diverged));
@@ -143,8 +166,11 @@ static json_t *row_json(const Compare *c, const RowResult *all, int i, const jso
     json_object_set_new(j, "rank", r->rank ? json_string(ranks[r->rank]) : json_null());
     runs_sum(c, row, r, j);
     if (row->learns >= 0) json_object_set_new(j, "teacher", json_string(row->teacher));
+    json_object_set_new(j, "reference", row->reference < 0 ? json_null() : json_string(c->row[row->reference].name));
+    json_object_set_new(j, "control", json_boolean(row->control));
     compare_marks_json(c, i, r, j);
     json_object_set_new(j, "tokens_before", json_real(tokens_before(c, all, i)));
+    compare_losses_json(c, r, j);
     json_t *at = json_array(), *x;
     for (int k = 0; k < c->measure.contexts.n; k++) json_array_append_new(at, json_integer((json_int_t)row->at[k]));
     json_object_set_new(j, "cache",
@@ -153,11 +179,30 @@ static json_t *row_json(const Compare *c, const RowResult *all, int i, const jso
     size_t k;
     json_array_foreach(json_object_get(speed, "rows"), k, x) {
         if (strcmp(json_string_value(json_object_get(x, "name")), row->name)) continue;
-        json_object_set(j, "cache_measured", json_object_get(x, "cache_measured"));
-        json_object_set(j, "step_tok_s", json_object_get(x, "step_tok_s"));
-        json_object_set(j, "speed", json_object_get(x, "speed"));
+        static const char *const names[] = {"cache_measured", "cache_at", "cache_counted", "step_tok_s", "speed"};
+        for (size_t n = 0; n < sizeof names / sizeof *names; n++)
+            json_object_set(j, names[n], json_object_get(x, names[n]));
     }
     return j;
+}
+
+/* Marks the rows of both Pareto fronts of loss and bytes: of rows from scratch, and of those that continue others. */
+static void fronts_json(const Compare *c, const json_t *rows) {
+    double loss[ROWS_COMPARED_MAX], bytes[ROWS_COMPARED_MAX];
+    bool kind[ROWS_COMPARED_MAX], front[ROWS_COMPARED_MAX];
+    for (int i = 0; i < c->nrows; i++) {
+        const json_t *row = json_array_get(rows, (size_t)i), *l = json_object_get(row, "val_loss"),
+                     *b = json_object_get(row, "cache_measured");
+        loss[i] = json_is_number(l) ? json_number_value(l) : NAN;
+        bytes[i] = json_is_number(b) ? json_number_value(b) / c->measure.context : NAN;
+        kind[i] = c->row[i].source >= 0;
+    }
+    compare_front(c->nrows, loss, bytes, kind, front);
+    for (int i = 0; i < c->nrows; i++) {
+        json_t *row = json_array_get(rows, (size_t)i);
+        json_object_set_new(row, "bytes_per_token", engine_number(bytes[i]));
+        json_object_set_new(row, "front", json_boolean(front[i]));
+    }
 }
 
 static json_t *ints_json(const Ints *x) {
@@ -169,21 +214,23 @@ static json_t *ints_json(const Ints *x) {
 json_t *compare_json(const Compare *c, const RowResult *all, const json_t *speed) {
     json_t *rows = json_array();
     for (int i = 0; i < c->nrows; i++) json_array_append_new(rows, row_json(c, all, i, speed));
+    fronts_json(c, rows);
     char machine[128];
     compare_machine(machine);
     json_t *j =
-        json_pack("{s:s, s:s, s:s, s:s, s:i, s:s, s:s, s:I, s:f, s:I, s:f, s:f, s:o, s:I, s:o, s:I, s:s}", "config",
-                  c->path, "dir", c->dir, "version", KVSMITH_VERSION, "machine", machine, "threads", c->threads, "isa",
-                  c->isa, "dtype", dtype_name(c->dtype), "match_params", (json_int_t)c->match.params, "tolerance",
-                  c->match.tolerance, "budget_tokens", (json_int_t)c->budget.tokens, "max_passes", c->budget.max_passes,
-                  "max_seconds", c->budget.max_seconds, "lrs", numbers_json(&c->lrs), "tune_seed",
-                  (json_int_t)c->tune_seed, "seeds", ints_json(&c->seeds), "text_tokens", (json_int_t)c->text_tokens,
-                  "text_hash", c->text_hash);
+        json_pack("{s:s, s:s, s:s, s:s, s:i, s:s, s:s, s:I, s:f, s:I, s:f, s:f, s:o, s:i, s:I, s:o, s:I, s:s}",
+                  "config", c->path, "dir", c->dir, "version", KVSMITH_VERSION, "machine", machine, "threads",
+                  c->threads, "isa", c->isa, "dtype", dtype_name(c->dtype), "match_params", (json_int_t)c->match.params,
+                  "tolerance", c->match.tolerance, "budget_tokens", (json_int_t)c->budget.tokens, "max_passes",
+                  c->budget.max_passes, "max_seconds", c->budget.max_seconds, "lrs", numbers_json(&c->lrs), "widen",
+                  c->widen, "tune_seed", (json_int_t)c->tune_seed, "seeds", ints_json(&c->seeds), "text_tokens",
+                  (json_int_t)c->text_tokens, "text_hash", c->text_hash);
     json_object_set_new(j, "measure",
-                        json_pack("{s:i, s:i, s:i, s:i, s:o, s:o}", "context", c->measure.context, "prompt",
-                                  c->measure.prompt, "decode", c->measure.decode, "repeats", c->measure.repeats,
-                                  "batches", ints_json(&c->measure.batches), "contexts",
-                                  ints_json(&c->measure.contexts)));
+                        json_pack("{s:i, s:i, s:i, s:i, s:I, s:i, s:I, s:o, s:o}", "context", c->measure.context,
+                                  "prompt", c->measure.prompt, "decode", c->measure.decode, "repeats",
+                                  c->measure.repeats, "loss_tokens", (json_int_t)c->measure.loss_tokens, "loss_context",
+                                  c->measure.loss_context, "common", (json_int_t)c->measure.common, "batches",
+                                  ints_json(&c->measure.batches), "contexts", ints_json(&c->measure.contexts)));
     json_object_set_new(j, "rows", rows);
     return j;
 }

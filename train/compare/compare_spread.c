@@ -1,4 +1,4 @@
-/* compare_spread.c: mean and deviation of runs, and which rows they set apart. */
+/* compare_spread.c: mean and deviation of runs, which rows they set apart, and which rows no other dominates. */
 #include "compare.h"
 
 Spread compare_spread(int n, const double *x) {
@@ -22,5 +22,15 @@ void compare_rank(int n, const Spread *s, Rank *rank) {
         bool known = isfinite(s[i].sd) && isfinite(s[best].sd);
         bool apart = known && s[i].mean - s[best].mean >= 2 * fmax(s[i].sd, s[best].sd);
         rank[i] = i == best ? RANK_BEST : apart ? RANK_WORSE : RANK_TIE;
+    }
+}
+
+void compare_front(int n, const double *loss, const double *bytes, const bool *kind, bool *front) {
+    for (int i = 0; i < n; i++) {
+        front[i] = isfinite(loss[i]) && isfinite(bytes[i]);
+        for (int k = 0; front[i] && k < n; k++) /* comparisons with a NaN are false */
+            if (kind[k] == kind[i] && loss[k] <= loss[i] && bytes[k] <= bytes[i] &&
+                (loss[k] < loss[i] || bytes[k] < bytes[i]))
+                front[i] = false;
     }
 }
