@@ -66,9 +66,10 @@ double cost_prefill(const Model *m, int context) {
     return sum;
 }
 
-/* Of a codec that stores rows together: the newest rows wait for a block to be full. own: bytes that a policy keeps with
- * a row. True: these are the most bytes that the rows can have, as it is not known how many are in which block. Where rows
- * leave again and again a block stays as long as one of its rows; where lanes have different rows, other ones wait. */
+/* Of a codec that stores rows together: the newest rows wait for a block to be full. own: bytes that a policy keeps
+ * with a row. True: these are the most bytes that the rows can have, as it is not known how many are in which block.
+ * Where rows leave again and again a block stays as long as one of its rows; where lanes have different rows, other
+ * ones wait. */
 static bool cost_blocks(const KvShape *s, const PolicyCfg *p, int context, size_t own, LayerCache *y) {
     const int lo = s->window ? imax(0, context - (s->window - 1)) : 0, P = rows_together(s);
     const bool some = policy_acts(p) && policy_suits(p, s) && y->rows < context, often = some && !policy_once(p),

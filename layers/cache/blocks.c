@@ -55,10 +55,6 @@ static void blocks_numbers(const Slot *s, size_t to, size_t from, size_t n) {
     if (s->kept) memcpy(s->kept + to, s->kept + from, n * sizeof *s->kept);
     if (present(s->score)) memcpy(R(s->score) + to, R(s->score) + from, n * sizeof(real));
 }
-int *blocks_computed(const Slot *s, int lane, int row) {
-    if (!s->computed) return NULL;
-    return &s->computed[(size_t)lane * (size_t)s->t.maxpages + (size_t)(row / s->t.P % s->t.maxpages)];
-}
 int blocks_waiting(const Slot *s, int lane) {
     const int P = s->t.P, lo = s->t.lo[lane];
     int row = s->t.hi[lane];
@@ -78,7 +74,7 @@ static void blocks_store_page(Slot *s, int lane, int row, bool computed) {
                   (const void *)(data + slot_value(s, at)));
     blocks_numbers(s, (size_t)block * P, at, P);
     if (computed)
-        *blocks_computed(s, lane, row) = page;
+        *slot_computed(s, lane, row) = page;
     else
         slot_leave_page(s, entry);
     slot_set(s, entry, block);
@@ -127,12 +123,12 @@ int blocks_rows(const Slot *s, int lane) {
 }
 size_t blocks_computed_bytes(const Slot *s, int lane) {
     size_t n = 0;
-    for (int e = 0; s->computed && e < s->t.maxpages; e++) n += *blocks_computed(s, lane, e * s->t.P) >= 0;
+    for (int e = 0; s->computed && e < s->t.maxpages; e++) n += *slot_computed(s, lane, e * s->t.P) >= 0;
     return n ? n * page_bytes(s) : 0;
 }
 void blocks_forget(Slot *s, int lane) {
     for (int e = 0; s->computed && e < s->t.maxpages; e++)
-        if (*blocks_computed(s, lane, e * s->t.P) >= 0) slot_leave_page(s, blocks_computed(s, lane, e * s->t.P));
+        if (*slot_computed(s, lane, e * s->t.P) >= 0) slot_leave_page(s, slot_computed(s, lane, e * s->t.P));
 }
 /* Rows out of their pages. */
 typedef struct {
@@ -147,7 +143,7 @@ static Loose blocks_take(Slot *s, int lane, int from, int hi, const bool *keep) 
     x.value = x.key + rows * D, x.kept = x.value + rows * Dv, x.score = x.kept + rows;
     for (int row = from; row < hi; row++) {
         const int page = *slot_entry(s, lane, row);
-        const size_t own = (size_t)(page < s->t.npages ? page : *blocks_computed(s, lane, row)) * P + (size_t)row % P,
+        const size_t own = (size_t)(page < s->t.npages ? page : *slot_computed(s, lane, row)) * P + (size_t)row % P,
                      at = slot_place_of(s, lane, row), n = (size_t)x.n;
         const char *data = s->t.data.p;
         if (!keep[row - from]) continue;
@@ -159,7 +155,7 @@ static Loose blocks_take(Slot *s, int lane, int from, int hi, const bool *keep) 
         x.n++;
     }
     for (int row = from; row < hi; row += s->t.P) {
-        int *computed = blocks_computed(s, lane, row);
+        int *computed = slot_computed(s, lane, row);
         slot_leave_page(s, slot_entry(s, lane, row));
         if (computed && *computed >= 0) slot_leave_page(s, computed);
     }
@@ -207,7 +203,7 @@ int blocks_evict(Slot *s, int lane, const bool *keep) {
     bool leave = false;
     for (int row = lo; row < hi; row++) leave |= !keep[row - lo] && s->t.pos[slot_place_of(s, lane, row)] != ROW_GONE;
     if (!leave) return hi;
-    const int *computed = blocks_computed(s, lane, lo);
+    const int *computed = slot_computed(s, lane, lo);
     const int from = computed && *computed >= 0 ? lo : blocks_waiting(s, lane);
     Loose x = blocks_take(s, lane, from, hi, keep + (from - lo));
     int at = lo;

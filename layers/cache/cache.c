@@ -577,7 +577,7 @@ static size_t cache_distinct(const Cache *c, const Slot *s, const int *used, boo
         for (int row = s0 < sinks ? s0 : lo; row < t->hi[lane]; row = row + 1 == sinks ? lo : row + 1) {
             const size_t at = slot_place_of(s, lane, row);
             const bool coded = at / P >= (size_t)t->npages;
-            const int *computed = blocks_computed(s, lane, row);
+            const int *computed = slot_computed(s, lane, row);
             if (coded && !whole[at / P]) n += block_bytes(&t->s), whole[at / P] = true;
             if (computed && *computed >= 0 && !whole[*computed]) n += page_bytes(s), whole[*computed] = true;
             if (!seen[at] && t->pos[at] != ROW_GONE) n += (coded ? 0 : row_bytes(&t->s)) + cache_number_bytes(c, s);

@@ -1,7 +1,7 @@
 /* minikv.c: where a prompt ends, its newest rows stay and those of the others that received the most attention from all
  * queries, a share of the budget each; it is meant for rows in 2 bits (--cache-dtype kivi2). Source: Sharma et al.,
- * "MiniKV: Pushing the Limits of LLM Inference via 2-Bit Layer-Discriminative KV Cache", arXiv:2411.18077, whose budgets
- * may fall from layer to layer (pyramidkv). */
+ * "MiniKV: Pushing the Limits of LLM Inference via 2-Bit Layer-Discriminative KV Cache", arXiv:2411.18077, whose
+ * budgets may fall from layer to layer (pyramidkv). */
 #include "policy.h"
 
 static void minikv_select(Choice *c) {

@@ -113,7 +113,7 @@ void slot_clear(Slot *s) {
     for (size_t i = 0; i < n; i++) {
         t->s0[i] = t->lo[i] = t->hi[i] = s->s0_next[i] = s->lo_next[i] = s->hi_next[i] = 0;
         for (int p = 0; p < t->maxpages; p++) t->table[i * (size_t)t->maxpages + (size_t)p] = -1;
-        for (int p = 0; s->computed && p < t->maxpages; p++) *blocks_computed(s, (int)i, p * t->P) = -1;
+        for (int p = 0; s->computed && p < t->maxpages; p++) *slot_computed(s, (int)i, p * t->P) = -1;
         if (t->s.evicts) t->tail[i] = s->tail_next[i] = 0, s->evicts[i] = false;
     }
     int *const lanes[] = {t->s0, t->lo, t->hi, t->tail}; /* of the table kernels read the entries of rows alone */
@@ -209,8 +209,8 @@ void slot_show(Slot *s, int lane, int s0, int lo, int hi) {
         }
     } else {
         for (int e = 0; e < t->maxpages; e++)
-            if (s->computed && !pages_holds(t, e, lo, hi) && *blocks_computed(s, lane, e * t->P) >= 0)
-                slot_leave_page(s, blocks_computed(s, lane, e * t->P));
+            if (s->computed && !pages_holds(t, e, lo, hi) && *slot_computed(s, lane, e * t->P) >= 0)
+                slot_leave_page(s, slot_computed(s, lane, e * t->P));
         for (int e = 0; e < t->maxpages; e++)
             if (table[e] >= 0 && !pages_holds(t, e, lo, hi) && !pages_holds(t, e, s0, imin(s0 + t->s.sinks, lo)))
                 slot_leave_page(s, &table[e]);
@@ -237,7 +237,7 @@ void slot_share(Slot *s, int from, int to) {
             slot_set(s, &t->table[(size_t)b * (size_t)t->maxpages + (size_t)e], page);
             if (page >= 0) s->ref[page]++;
             if (!s->computed) continue;
-            page = *blocks_computed(s, b, e * t->P) = *blocks_computed(s, a, e * t->P);
+            page = *slot_computed(s, b, e * t->P) = *slot_computed(s, a, e * t->P);
             if (page >= 0) s->ref[page]++;
         }
     }

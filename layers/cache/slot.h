@@ -50,6 +50,12 @@ static inline int slot_lanes(const Slot *s) { return s->t.nseq * s->t.s.lanes; }
 size_t slot_lane_bytes(const Slot *, int lane);
 static inline size_t page_bytes(const Slot *s) { return (size_t)s->t.P * row_bytes(&s->t.s); }
 
+/* The entry of a row in Slot.computed; NULL: the slot has none. */
+static inline int *slot_computed(const Slot *s, int lane, int row) {
+    if (!s->computed) return NULL;
+    return &s->computed[(size_t)lane * (size_t)s->t.maxpages + (size_t)(row / s->t.P % s->t.maxpages)];
+}
+
 /* ---- pages.c: memory, tables and rows as bytes -------------------------------------------------------------------*/
 
 /* Sizes of a slot, in pages of P rows, or of a codec's blocks; false: more pages than an int counts. */
@@ -117,8 +123,7 @@ void blocks_store(Slot *, int lane, bool computed);
 bool blocks_shape(Slot *, bool once);
 /* The first row of a lane that is in no block; rows of blocks from there on: none. */
 int blocks_waiting(const Slot *, int lane);
-/* The entry of a row in Slot.computed; NULL: the slot has none. The pages of a lane there are given back. */
-int *blocks_computed(const Slot *, int lane, int row);
+/* The pages of a lane's rows as computed are given back. */
 void blocks_forget(Slot *, int lane);
 /* Rows of a lane, lo..hi-1, of which those without keep[row - lo] leave. Those that were kept as computed are stored
  * anew, 64 that stay to a block. Others in blocks are marked as gone, and a block whose rows are all gone is given

@@ -1,5 +1,6 @@
-/* test_minikv.c: MiniKV, the policy minikv over rows in kivi2, on drawn keys, values and queries: the rows that stay and
- * the bytes of their blocks are those of golden/minikv.txt, which golden/make_minikv.py writes by the paper's rules. */
+/* test_minikv.c: MiniKV, the policy minikv over rows in kivi2, on drawn keys, values and queries: the rows that stay
+ * and the bytes of their blocks are those of golden/minikv.txt, which golden/make_minikv.py writes by the paper's
+ * rules. */
 #include "layers/cache/cache.h"
 #include "layers/cache/codec.h"
 #include "tests/lib/rig.h"
