@@ -422,5 +422,11 @@ int generate_command(int argc, char **argv, const RankHooks *hooks) {
     if (ok && cli.divides && (a.session || a.save_session))
         ok = err_input(&e,
                        "generate: --session and --save-session hold the rows of one process: leave out --cache-ranks");
+    if (ok && a.save_session && cli.codec && cli.codec->block && policy_acts(&cli.policy))
+        ok = err_input(
+            &e,
+            "generate: --save-session: a file holds no rows of blocks (--cache-dtype %s) that a policy chose; "
+            "leave out it or --policy, or take another codec, such as int4",
+            cli.codec->name);
     return ok && generate_run(&a, hooks, &cli, &e) ? 0 : cli_fail(&e);
 }

@@ -66,11 +66,22 @@ double cost_prefill(const Model *m, int context) {
     return sum;
 }
 
-/* Of a codec that stores rows together: the newest rows wait for a block to be full. */
-static void cost_blocks(const KvShape *s, int context, LayerCache *y) {
-    const int lo = s->window ? imax(0, context - (s->window - 1)) : 0;
-    y->token_bytes = (size_t)s->lanes * block_bytes(s) / (size_t)rows_together(s);
-    y->bytes = (size_t)s->lanes * blocks_bytes(s, 0, imin(s->sinks, lo), lo, context) + y->state_bytes;
+/* Of a codec that stores rows together: the newest rows wait for a block to be full. own: bytes that a policy keeps
+ * with a row. True: these are the most bytes that the rows can have, as it is not known how many are in which block.
+ * Where rows leave again and again a block stays as long as one of its rows; where lanes have different rows, other
+ * ones wait. */
+static bool cost_blocks(const KvShape *s, const PolicyCfg *p, int context, size_t own, LayerCache *y) {
+    const int lo = s->window ? imax(0, context - (s->window - 1)) : 0, P = rows_together(s);
+    const bool some = policy_acts(p) && policy_suits(p, s) && y->rows < context, often = some && !policy_once(p),
+               differ = some && (p->lanes || p->of->varies);
+    size_t lane = blocks_bytes(s, 0, imin(s->sinks, lo), lo, context);
+    if (some) lane = blocks_bytes(s, 0, 0, 0, y->rows);
+    if (differ) lane = (size_t)((y->rows + P - 1) / P) * block_bytes(s) + (size_t)(P - 1) * row_bytes(s);
+    if (often)
+        lane = (size_t)imin(y->rows, context / P) * block_bytes(s) + (size_t)imin(y->rows, 2 * P - 2) * row_bytes(s);
+    y->token_bytes = (size_t)s->lanes * block_bytes(s) / (size_t)P + own;
+    y->bytes = (size_t)s->lanes * lane + (size_t)y->rows * own + y->state_bytes;
+    return often || differ;
 }
 void cost_cache(const Model *m, int context, CacheCost *c) {
     CHECK(context >= 0, "context %d", context);
@@ -92,7 +103,7 @@ void cost_cache(const Model *m, int context, CacheCost *c) {
         y->token_bytes = (size_t)s->lanes * row_bytes(s) + policy_row_bytes(p, s);
         y->state_bytes = ((size_t)s->state + carried(s)) * sizeof(real) + policy_state_bytes(p, s);
         y->bytes = (size_t)y->rows * y->token_bytes + y->state_bytes;
-        if (rows_together(s)) cost_blocks(s, context, y);
+        if (rows_together(s)) c->at_most |= cost_blocks(s, p, context, policy_row_bytes(p, s), y);
         c->bytes_per_token += y->token_bytes;
         c->grows_per_token += s->window ? 0 : y->token_bytes;
         c->state_bytes += y->state_bytes;

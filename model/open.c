@@ -137,17 +137,31 @@ static void open_novelty(Model *m) {
             return;
         }
 }
+/* Whether the policy works with rows that are stored together. */
+static bool open_policy_blocks(const PolicyCfg *p, const RowCodec *codec, Err *e) {
+    if (policy_feeds(p))
+        return err_input(e,
+                         "--policy %s: it judges rows by tokens that it feeds itself, which rows in blocks "
+                         "(--cache-dtype %s) cannot be; take another codec, such as int4",
+                         p->of->name, codec->name);
+    if (p->read && p->page != codec->block)
+        return err_input(e,
+                         "--policy %s: page: --cache-dtype %s stores %d rows in a block, which a step reads together; "
+                         "expected page=%d, got %d",
+                         p->read->name, codec->name, codec->block, codec->block, p->page);
+    if (policy_acts(p) && codec->turned)
+        return err_input(e,
+                         "--policy %s: rows that stay come from anywhere, and --cache-dtype %s:turned=yes turns the "
+                         "rows of a block as neighbours; use turned=no",
+                         p->of->name, codec->name);
+    return true;
+}
 /* Whether the policy has rows to choose from; which layers it asks. */
 static bool open_policy(Model *m, const PolicyCfg *p, Err *e) {
     bool rows = false, suits = false, guessed = false;
     const RowCodec *codec = m->opts.codec;
     if (!policy_any(p)) return true;
-    if (codec && codec->block)
-        return err_input(
-            e,
-            "--policy %s: rows leave or are read one by one, and --cache-dtype %s stores %d together; take "
-            "another codec, such as int4",
-            p->of ? p->of->name : p->read->name, codec->name, codec->block);
+    if (codec && codec->block && !open_policy_blocks(p, codec, e)) return false;
     if (policy_whom(p) == ASK_PROMPT && !p->request[REQUEST_FIRST].n)
         return err_input(e, "--policy %s: catalyst: its prompt has words, and no tokenizer is here; leave catalyst out",
                          p->of->name);

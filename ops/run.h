@@ -155,7 +155,9 @@ static inline void rows_turn(const RowTurns *t, real *keys, int by) {
  * numbers its rows 0,1,2...; row r lies in page table[lane*maxpages + r/P % maxpages] at place r % P. Visible:
  * lo..hi-1, and the sinks s0..min(s0+sinks,lo)-1. A page holds P keys (key_bytes), then P values (value_bytes; alias:
  * keys alone). Positions ascend with the rows, but not where rows are evicted or are sparse: there a row may lie
- * anywhere. Page npages + i is block i of a codec that stores P rows together: its bytes lie in `blocks`. */
+ * anywhere. Page npages + i is block i of a codec that stores P rows together: its bytes lie in `blocks`. A row of a
+ * block that a policy evicted has the position ROW_GONE: nobody sees it. */
+enum { ROW_GONE = -1 };
 typedef struct {
     KvShape s;
     int nseq, P, maxpages, npages, nblocks;

@@ -1,16 +1,21 @@
-/* blocks.c: rows that a codec stores together (RowCodec.block): the newest page of a lane, when it is full, becomes a
- * block.
+/* blocks.c: rows that a codec stores together (RowCodec.block): pages of a lane that are full become blocks.
  *
  * A query sees the rows of its own block as they were computed, and earlier ones as the codec leaves them. Where blocks
  * begin follows from positions alone, and passes end with them (kv_cut); so a text gives the same result however it is
- * cut. */
+ * cut.
+ *
+ * Rows that a policy chooses among become blocks at the same positions, once it has chosen. Where rows are chosen once,
+ * at a prompt's end, rows of blocks are kept as they were computed, too, until then: rows that stay are stored anew, 64
+ * of them to a block. Later a row of a block leaves by a mark, and the block goes when all its rows have left. */
 #include "slot.h"
 
 int blocks_first(const Slot *s, int row) { return (row + s->t.P - 1) / s->t.P * s->t.P; }
 void blocks_begin(Slot *s, int lane, const Batch *b, int q) {
     const int hi = s->t.hi[lane], from = b->off[q], end = b->off[q + 1];
+    int old = from; /* the first row of a document that begins */
     if (from == end) return;
-    if (b->first[from] < 0) slot_own_page(s, lane, hi);
+    while (old < end && b->first[old] < 0) old++;
+    for (int row = hi; row < hi + old - from; row = (row / s->t.P + 1) * s->t.P) slot_own_page(s, lane, row);
     if (b->first[end - 1] >= 0) slot_own_page(s, lane, blocks_first(s, hi));
 }
 
@@ -44,22 +49,177 @@ static void blocks_encode(const Lanes *t, char *to, const real *keys, const real
     for (int j = 0; value && j < c->block; j++, to += value)
         c->piece_encode(c, to, values + (size_t)j * (size_t)s->vdim, s->vdim);
 }
-void blocks_store(Slot *s, int lane) {
+/* The numbers that are kept of n rows go from one place to another. */
+static void blocks_numbers(const Slot *s, size_t to, size_t from, size_t n) {
+    memcpy(s->t.pos + to, s->t.pos + from, n * sizeof *s->t.pos);
+    if (s->kept) memcpy(s->kept + to, s->kept + from, n * sizeof *s->kept);
+    if (present(s->score)) memcpy(R(s->score) + to, R(s->score) + from, n * sizeof(real));
+}
+int blocks_waiting(const Slot *s, int lane) {
+    const int P = s->t.P, lo = s->t.lo[lane];
+    int row = s->t.hi[lane];
+    while (row > lo && *slot_entry(s, lane, row - 1) < s->t.npages) row = (row - 1) / P * P;
+    return imax(row, lo);
+}
+/* The page of rows row..row+P-1, which is full. */
+static void blocks_store_page(Slot *s, int lane, int row, bool computed) {
     Lanes *t = &s->t;
     const size_t P = (size_t)t->P;
-    const int hi = t->hi[lane];
-    if (hi % t->P || hi == t->s0[lane]) return;
-    int *entry = slot_entry(s, lane, hi - 1), page = *entry;
+    int *entry = slot_entry(s, lane, row), page = *entry;
     if (page < 0 || page >= t->npages) return; /* a window has let it go; or nothing was stored in this pass */
     const int block = slot_take_page(s, true);
     const size_t at = (size_t)page * P;
     const char *data = t->data.p;
     blocks_encode(t, lanes_block(t, block), (const void *)(data + slot_key(s, at)),
                   (const void *)(data + slot_value(s, at)));
-    memcpy(t->pos + (size_t)block * P, t->pos + at, P * sizeof *t->pos);
-    slot_leave_page(s, entry);
+    blocks_numbers(s, (size_t)block * P, at, P);
+    if (computed)
+        *slot_computed(s, lane, row) = page;
+    else
+        slot_leave_page(s, entry);
     slot_set(s, entry, block);
 }
+void blocks_store(Slot *s, int lane, bool computed) {
+    const int P = s->t.P, hi = s->t.hi[lane];
+    if (!s->chosen && hi % P == 0 && hi > s->t.s0[lane]) blocks_store_page(s, lane, hi - P, false);
+    for (int row = s->chosen ? blocks_waiting(s, lane) : hi; row + P <= hi; row += P)
+        blocks_store_page(s, lane, row, computed);
+}
+bool blocks_shape(Slot *s, bool once) {
+    /* rows that wait fill less than two pages, and a document that begins has one more */
+    int pages = 3, all;
+    s->keeps_computed = once;
+    if (once && __builtin_add_overflow(pages, s->t.maxpages, &pages)) return false;
+    return !__builtin_mul_overflow(slot_lanes(s), pages, &s->t.npages) &&
+           !__builtin_add_overflow(s->t.npages, s->t.nblocks, &all);
+}
+
+/* ---- rows that a policy lets go ----------------------------------------------------------------------------------*/
+
+void blocks_decode(const Lanes *t, int page, real *keys, real *values) {
+    const KvShape *s = &t->s;
+    const RowCodec *c = s->codec;
+    const size_t P = (size_t)t->P, D = (size_t)s->kdim, Dv = (size_t)s->vdim;
+    if (page < t->npages) {
+        const real *data = (const void *)((const char *)t->data.p + (size_t)page * P * row_bytes(s));
+        memcpy(keys, data, P * D * sizeof *keys);
+        if (values && !s->alias) memcpy(values, data + P * D, P * Dv * sizeof *values);
+        return;
+    }
+    const char *in = lanes_block(t, page);
+    real *element = xcalloc(D * P, sizeof *element);
+    for (size_t k = 0; k < D; k++, in += c->piece_bytes(c, c->block)) c->piece_decode(c, element + k * P, in, c->block);
+    if (t->turns) rows_turn(t->turns, element, 1);
+    for (size_t j = 0; j < P; j++)
+        for (size_t k = 0; k < D; k++) keys[j * D + k] = element[k * P + j];
+    free(element);
+    for (size_t j = 0; values && !s->alias && j < P; j++, in += c->piece_bytes(c, s->vdim))
+        c->piece_decode(c, values + j * Dv, in, s->vdim);
+}
+int blocks_rows(const Slot *s, int lane) {
+    int n = 0;
+    for (int row = s->t.lo[lane]; row < s->t.hi[lane]; row++) n += s->t.pos[slot_place_of(s, lane, row)] != ROW_GONE;
+    return n;
+}
+size_t blocks_computed_bytes(const Slot *s, int lane) {
+    size_t n = 0;
+    for (int e = 0; s->computed && e < s->t.maxpages; e++) n += *slot_computed(s, lane, e * s->t.P) >= 0;
+    return n ? n * page_bytes(s) : 0;
+}
+void blocks_forget(Slot *s, int lane) {
+    for (int e = 0; s->computed && e < s->t.maxpages; e++)
+        if (*slot_computed(s, lane, e * s->t.P) >= 0) slot_leave_page(s, slot_computed(s, lane, e * s->t.P));
+}
+/* Rows out of their pages. */
+typedef struct {
+    int n, *pos;
+    real *key, *value, *kept, *score;
+} Loose;
+/* Rows from..hi-1 that stay, as they were computed; their pages and blocks are given back. */
+static Loose blocks_take(Slot *s, int lane, int from, int hi, const bool *keep) {
+    const size_t D = (size_t)s->t.s.kdim, Dv = s->t.s.alias ? 0 : (size_t)s->t.s.vdim, P = (size_t)s->t.P,
+                 rows = (size_t)(hi - from) + 1;
+    Loose x = {.pos = xcalloc(rows, sizeof *x.pos), .key = xcalloc(rows * (D + Dv + 2), sizeof *x.key)};
+    x.value = x.key + rows * D, x.kept = x.value + rows * Dv, x.score = x.kept + rows;
+    for (int row = from; row < hi; row++) {
+        const int page = *slot_entry(s, lane, row);
+        const size_t own = (size_t)(page < s->t.npages ? page : *slot_computed(s, lane, row)) * P + (size_t)row % P,
+                     at = slot_place_of(s, lane, row), n = (size_t)x.n;
+        const char *data = s->t.data.p;
+        if (!keep[row - from]) continue;
+        memcpy(x.key + n * D, data + slot_key(s, own), D * sizeof(real));
+        if (Dv) memcpy(x.value + n * Dv, data + slot_value(s, own), Dv * sizeof(real));
+        x.pos[n] = s->t.pos[at];
+        if (s->kept) x.kept[n] = s->kept[at];
+        if (present(s->score)) x.score[n] = R(s->score)[at];
+        x.n++;
+    }
+    for (int row = from; row < hi; row += s->t.P) {
+        int *computed = slot_computed(s, lane, row);
+        slot_leave_page(s, slot_entry(s, lane, row));
+        if (computed && *computed >= 0) slot_leave_page(s, computed);
+    }
+    return x;
+}
+/* Rows that were taken become those from `at` on: whole blocks, and a page of what is left. Returns the new hi. */
+static int blocks_put(Slot *s, int lane, int at, Loose *x) {
+    Lanes *t = &s->t;
+    const size_t D = (size_t)t->s.kdim, Dv = t->s.alias ? 0 : (size_t)t->s.vdim, P = (size_t)t->P;
+    for (int from = 0; from < x->n; from += t->P) {
+        const size_t n = (size_t)imin(x->n - from, t->P), f = (size_t)from;
+        const bool block = n == P;
+        const int page = slot_take_page(s, block);
+        const size_t place = (size_t)page * P;
+        if (block) {
+            blocks_encode(t, lanes_block(t, page), x->key + f * D, x->value + f * Dv);
+        } else {
+            memcpy((char *)t->data.p + slot_key(s, place), x->key + f * D, n * D * sizeof(real));
+            if (Dv) memcpy((char *)t->data.p + slot_value(s, place), x->value + f * Dv, n * Dv * sizeof(real));
+        }
+        memcpy(t->pos + place, x->pos + from, n * sizeof *t->pos);
+        if (s->kept) memcpy(s->kept + place, x->kept + f, n * sizeof(real));
+        if (present(s->score)) memcpy(R(s->score) + place, x->score + f, n * sizeof(real));
+        slot_set(s, slot_entry(s, lane, at + from), page);
+    }
+    free(x->pos), free(x->key);
+    return at + x->n;
+}
+/* Marks rows of a block as gone; returns how many are left. */
+static int blocks_mark(Slot *s, int lane, int row, const bool *keep) {
+    const int P = s->t.P;
+    const int *pos = s->t.pos + slot_place_of(s, lane, row);
+    int left = 0, leave = 0;
+    for (int j = 0; j < P; j++) left += pos[j] != ROW_GONE && keep[j], leave += pos[j] != ROW_GONE && !keep[j];
+    if (!leave || !left) return left;
+    slot_own_page(s, lane, row);
+    const size_t at = slot_place_of(s, lane, row);
+    for (int j = 0; j < P; j++)
+        if (!keep[j]) slot_set_pos(s, at + (size_t)j, ROW_GONE);
+    if (s->summed) s->summed[at / (size_t)P] = false;
+    return left;
+}
+int blocks_evict(Slot *s, int lane, const bool *keep) {
+    const int P = s->t.P, lo = s->t.lo[lane], hi = s->t.hi[lane];
+    bool leave = false;
+    for (int row = lo; row < hi; row++) leave |= !keep[row - lo] && s->t.pos[slot_place_of(s, lane, row)] != ROW_GONE;
+    if (!leave) return hi;
+    const int *computed = slot_computed(s, lane, lo);
+    const int from = computed && *computed >= 0 ? lo : blocks_waiting(s, lane);
+    Loose x = blocks_take(s, lane, from, hi, keep + (from - lo));
+    int at = lo;
+    for (int row = lo; row < from; row += P) {
+        int *entry = slot_entry(s, lane, row), *to = slot_entry(s, lane, at);
+        if (!blocks_mark(s, lane, row, keep + (row - lo))) {
+            slot_leave_page(s, entry);
+            continue;
+        }
+        if (to != entry) slot_set(s, to, *entry), slot_set(s, entry, -1);
+        at += P;
+    }
+    return blocks_put(s, lane, at, &x);
+}
+
+/* ---- bytes, and the way back -------------------------------------------------------------------------------------*/
 
 size_t blocks_bytes(const KvShape *s, int s0, int sinks, int lo, int hi) {
     const int P = s->codec->block, page = hi / P, newest = page * P; /* where rows are that are no block yet */
@@ -69,6 +229,10 @@ size_t blocks_bytes(const KvShape *s, int s0, int sinks, int lo, int hi) {
 }
 size_t slot_lane_bytes(const Slot *s, int lane) {
     const int s0 = s->t.s0[lane], lo = s->t.lo[lane], hi = s->t.hi[lane], sinks = imax(s0, imin(s0 + s->t.s.sinks, lo));
+    if (s->t.nblocks && s->chosen) {
+        const int waiting = blocks_waiting(s, lane);
+        return (size_t)((waiting - lo) / s->t.P) * block_bytes(&s->t.s) + (size_t)(hi - waiting) * row_bytes(&s->t.s);
+    }
     if (s->t.nblocks) return blocks_bytes(&s->t.s, s0, sinks, lo, hi);
     return (size_t)(hi - lo + sinks - s0) * row_bytes(&s->t.s);
 }

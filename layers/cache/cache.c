@@ -169,8 +169,8 @@ static void cache_append(const Run *r, Slot *s, const Kv *pass, const int *accep
             if (s->t.s.evicts) s->evicts[lane] = !new_document && row_evicts(pass, h, from, end);
             if (s->t.s.carry_rows) carry_on(s, b->seq[q], h, from, end, d);
             if (new_document && s->t.nblocks) w = blocks_first(s, w);
-            CHECK(!s->t.nblocks || w / s->t.P == (w + end - from - 1) / s->t.P, "rows %d to %d of several blocks", w,
-                  w + end - from - 1);
+            CHECK(!s->t.nblocks || b->pos[from] / s->t.P == b->pos[end - 1] / s->t.P,
+                  "rows at %d to %d of several blocks", b->pos[from], b->pos[end - 1]);
             s->s0_next[lane] = new_document ? w : s->t.s0[lane];
             s->lo_next[lane] = new_document ? w : s->t.lo[lane];
             for (int j = from; j < end; j++) {
@@ -214,7 +214,7 @@ static void cache_end(Cache *c, Slot *s, const Batch *b, const int *accept) {
             /* the next query is one position on: of a window it sees the newest window-1 rows */
             if (s->t.s.window && stored) lo = imax(lo, hi - (s->t.s.window - 1));
             slot_show(s, lane, s->s0_next[lane], lo, hi);
-            if (s->t.nblocks) blocks_store(s, lane);
+            if (s->t.nblocks && !s->chosen) blocks_store(s, lane, false); /* else by kv_policy */
         }
         slot_moves_done(c, s);
     }
@@ -226,6 +226,7 @@ void kv_end(Cache *c, const Batch *b, const int *accept) {
 void kv_drop(Cache *c, int seq) {
     if (c->observed) c->observed[seq] = 0;
     if (c->after) c->after[seq] = INT32_MAX;
+    if (c->prompted) c->prompted[seq] = false;
     for (int i = 0; i < c->nslots; i++)
         for (int h = 0; h < c->slot[i].t.s.lanes; h++) slot_show(&c->slot[i], seq * c->slot[i].t.s.lanes + h, 0, 0, 0);
 }
@@ -305,6 +306,7 @@ void kv_fork(Cache *c, int from, int to) {
     kv_drop(c, to);
     if (c->observed) c->observed[to] = c->observed[from];
     if (c->after) c->after[to] = c->after[from];
+    if (c->prompted) c->prompted[to] = c->prompted[from];
     for (int i = 0; i < c->nslots; i++) slot_share(&c->slot[i], from, to);
 }
 
@@ -411,6 +413,10 @@ static bool cache_divides(Device *dev, const PolicyCfg *policy, const KvTier *ti
     return n || err_input(e, "--cache-ranks: no layer of this model keeps all rows, so there is nothing to divide; "
                              "leave it out");
 }
+static bool kv_too_long(int nseq, int max_tokens, Err *e) {
+    return err_runtime(e, "out of memory: a cache of %d sequences of %d tokens; fewer or shorter ones need less", nseq,
+                       max_tokens);
+}
 bool kv_open_ranks(Cache *c, Device *dev, const PolicyCfg *policy, const KvTier *tier, const KvRanks *ranks,
                    const KvShape *slots, int nslots, int nseq, int max_tokens, int max_rows, int page_rows, bool poison,
                    bool dry, Err *e) {
@@ -424,6 +430,7 @@ bool kv_open_ranks(Cache *c, Device *dev, const PolicyCfg *policy, const KvTier 
     if (policy) c->policy = *policy;
     if (ranks) c->ranks = row_ranks_open(ranks, max_rows);
     if (policy_acts(policy)) c->observed = xcalloc((size_t)nseq, sizeof(int));
+    if (policy_once(policy)) c->prompted = xcalloc((size_t)nseq, sizeof(bool));
     if (c->policy.read) {
         c->after = xcalloc((size_t)nseq, sizeof(int));
         for (int q = 0; q < nseq; q++) c->after[q] = INT32_MAX;
@@ -439,17 +446,19 @@ bool kv_open_ranks(Cache *c, Device *dev, const PolicyCfg *policy, const KvTier 
         const int most = divided ? (max_tokens + ranks->world - 1) / ranks->world : max_tokens;
         if (!slot_shape(&c->slot[i], &slots[i], nseq, most, max_rows, rows)) {
             kv_close(c);
-            return err_runtime(e,
-                               "out of memory: a cache of %d sequences of %d tokens; fewer or shorter ones need less",
-                               nseq, max_tokens);
+            return kv_too_long(nseq, max_tokens, e);
         }
         c->slot[i].dev = dev;
         c->slot[i].max_tokens = max_tokens;
         if (divided) c->slot[i].ranks = c->ranks, c->slot[i].t.s.sparse = true;
         slot_choose(c, &c->slot[i]);
         c->block = imax(c->block, rows_together(&slots[i]));
-        CHECK(!rows_together(&slots[i]) || !(slots[i].evicts || c->slot[i].chosen || c->slot[i].policy.read),
+        CHECK(!rows_together(&slots[i]) || !(slots[i].evicts || (c->slot[i].chosen && policy_feeds(policy))),
               "rows that are stored together leave one by one");
+        if (c->slot[i].chosen && rows_together(&slots[i]) && !blocks_shape(&c->slot[i], policy_once(policy))) {
+            kv_close(c);
+            return kv_too_long(nseq, max_tokens, e);
+        }
     }
     size_t tables = 0;
     if (!cache_measure(c, tier, &tables, e)) {
@@ -505,6 +514,7 @@ void kv_close(Cache *c) {
     free(c->scores);
     free(c->observed);
     free(c->after);
+    free(c->prompted);
     for (int i = 0; c->slot && i < c->nslots; i++) free(c->slot[i].turns);
     row_ranks_close(c->ranks);
     free(c->slot);
@@ -532,11 +542,12 @@ int kv_cut(const Cache *c, int seq) {
 int kv_pages(const Slot *s) { return s->t.npages - s->nunused + s->t.nblocks - s->nfree_blocks; }
 int kv_rows(const Slot *s, int seq, int lane) {
     lane += seq * s->t.s.lanes;
+    if (s->t.nblocks && s->chosen) return blocks_rows(s, lane);
     return s->t.hi[lane] - s->t.lo[lane] + imax(0, imin(s->t.s0[lane] + s->t.s.sinks, s->t.lo[lane]) - s->t.s0[lane]);
 }
-/* Bytes of a row of one lane, and of what a sequence has whatever its rows. */
-static size_t cache_row_bytes(const Cache *c, const Slot *s) {
-    return row_bytes(&s->t.s) + (s->t.s.lanes ? policy_row_bytes(&c->policy, &s->t.s) / (size_t)s->t.s.lanes : 0);
+/* Bytes that a policy keeps with a row of one lane; what a sequence has whatever its rows. */
+static size_t cache_number_bytes(const Cache *c, const Slot *s) {
+    return s->t.s.lanes ? policy_row_bytes(&c->policy, &s->t.s) / (size_t)s->t.s.lanes : 0;
 }
 static size_t cache_fixed_bytes(const Cache *c, const Slot *s) {
     return (s->chosen ? policy_state_bytes(&c->policy, &s->t.s) : 0) +
@@ -547,8 +558,8 @@ size_t kv_bytes(const Cache *c, int seq) {
     for (int i = 0; i < c->nslots; i++) {
         const Slot *s = &c->slot[i];
         for (int h = 0; h < s->t.s.lanes; h++)
-            n += s->t.nblocks ? slot_lane_bytes(s, seq * s->t.s.lanes + h)
-                              : (size_t)kv_rows(s, seq, h) * cache_row_bytes(c, s);
+            n += slot_lane_bytes(s, seq * s->t.s.lanes + h) + blocks_computed_bytes(s, seq * s->t.s.lanes + h) +
+                 (size_t)kv_rows(s, seq, h) * cache_number_bytes(c, s);
         n += cache_fixed_bytes(c, s);
     }
     return n;
@@ -556,7 +567,8 @@ size_t kv_bytes(const Cache *c, int seq) {
 /* Bytes of rows of a slot that `used` sequences have and that `seen` (pages of P, zero) has not met; a block's are all
  * met with the first. */
 static size_t cache_distinct(const Cache *c, const Slot *s, const int *used, bool *seen) {
-    const size_t row_size = cache_row_bytes(c, s), P = (size_t)s->t.P;
+    const size_t P = (size_t)s->t.P, pages = (size_t)s->t.npages + (size_t)s->t.nblocks;
+    bool *whole = xcalloc(pages + 1, sizeof *whole); /* blocks, and pages of rows as computed */
     size_t n = 0;
     for (int lane = 0; lane < slot_lanes(s); lane++) {
         const Lanes *t = &s->t;
@@ -565,11 +577,14 @@ static size_t cache_distinct(const Cache *c, const Slot *s, const int *used, boo
         for (int row = s0 < sinks ? s0 : lo; row < t->hi[lane]; row = row + 1 == sinks ? lo : row + 1) {
             const size_t at = slot_place_of(s, lane, row);
             const bool coded = at / P >= (size_t)t->npages;
-            bool *met = &seen[coded ? at / P * P : at];
-            if (!*met) n += coded ? block_bytes(&t->s) : row_size;
-            *met = true;
+            const int *computed = slot_computed(s, lane, row);
+            if (coded && !whole[at / P]) n += block_bytes(&t->s), whole[at / P] = true;
+            if (computed && *computed >= 0 && !whole[*computed]) n += page_bytes(s), whole[*computed] = true;
+            if (!seen[at] && t->pos[at] != ROW_GONE) n += (coded ? 0 : row_bytes(&t->s)) + cache_number_bytes(c, s);
+            seen[at] = true;
         }
     }
+    free(whole);
     return n;
 }
 size_t kv_resident(const Cache *c, const int *used) {

@@ -42,6 +42,7 @@ typedef struct {
     struct Moves *moves;
     PolicyCfg policy;  /* which rows stay, of slots that it suits */
     int *after;        /* (nseq) position from which queries select what they read; INT32_MAX: none does yet */
+    bool *prompted;    /* (nseq) the prompt has ended; NULL: no policy waits for it */
     int *observed;     /* (nseq) queries of the document that a policy which asks all was told of; NULL: no policy */
     size_t visited;    /* rows that kv_end has looked at to find those that expire; for tests */
     real *scores;      /* of a device, the host's copy of a slot's Slot.score */

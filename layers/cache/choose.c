@@ -71,6 +71,19 @@ typedef struct {
 } Placed;
 static int older_first(const void *a, const void *b) { return ((const Placed *)a)->pos - ((const Placed *)b)->pos; }
 
+/* The same of a codec that stores rows together, to `out`. */
+static void lane_part_blocks(const Slot *s, int lane, int n, const Placed *order, bool values, real *out) {
+    const KvShape *k = &s->t.s;
+    const int lo = s->t.lo[lane], P = s->t.P;
+    const size_t w = (size_t)(values ? k->vdim : k->kdim), rows = (size_t)P;
+    real *keys = xcalloc(rows * (size_t)(k->kdim + k->vdim), sizeof *keys), *vals = keys + rows * (size_t)k->kdim;
+    for (int i = 0, page = -1; i < n; i++) {
+        const int row = lo + order[i].row, own = *slot_entry(s, lane, row);
+        if (own != page) blocks_decode(&s->t, page = own, keys, values ? vals : NULL);
+        memcpy(out + (size_t)i * w, (values ? vals : keys) + (size_t)(row % P) * w, w * sizeof *out);
+    }
+    free(keys);
+}
 /* Keys or values of a lane, decoded, in this order: (n,width). The caller frees them. */
 static real *lane_part(const Slot *s, int lane, int n, const Placed *order, bool values) {
     const KvShape *k = &s->t.s;
@@ -79,6 +92,11 @@ static real *lane_part(const Slot *s, int lane, int n, const Placed *order, bool
     char *raw = xcalloc(zmax(1, (size_t)n * bytes), 1);
     real *out = xcalloc(zmax(1, (size_t)n * w), sizeof *out);
     CHECK(bytes, "values that are part of keys");
+    if (s->t.nblocks) {
+        lane_part_blocks(s, lane, n, order, values, out);
+        free(raw);
+        return out;
+    }
     for (int r = 0; r < n;) { /* parts lie one after the other in a page */
         const int run = imin(n - r, s->t.P - (lo + r) % s->t.P);
         const size_t place = slot_place_of(s, lane, lo + r);
@@ -98,15 +116,21 @@ static real *lane_part(const Slot *s, int lane, int n, const Placed *order, bool
 /* The rows of a lane by position: order[i].row is that of the lane, counted from its lo. */
 static void lane_open(const Cache *c, const Slot *s, int lane, int budget, const real *stat, int next, PolicyLane *l,
                       Placed *order) {
-    const int lo = s->t.lo[lane], n = s->t.hi[lane] - lo;
+    const int lo = s->t.lo[lane];
+    int n = s->t.hi[lane] - lo;
     const real *scores = s->dev ? c->scores : present(s->score) ? R(s->score) : NULL;
     const size_t m = (size_t)n + 1;
     int *pos = xcalloc(m, sizeof *pos);
     real *mine = stat ? xcalloc(m, sizeof *mine) : NULL;
-    *l = (PolicyLane){.n = n, .pos = pos, .stat = mine, .budget = budget};
+    *l = (PolicyLane){.pos = pos, .stat = mine, .budget = budget};
     l->score = xcalloc(m, sizeof(real)), l->stays = xcalloc(m, sizeof(bool));
     if (s->kept) l->kept = xcalloc(m, sizeof(real));
-    for (int i = 0; i < n; i++) order[i] = (Placed){s->t.pos[slot_place_of(s, lane, lo + i)], i};
+    for (int row = 0, all = n; row < all; row++) {
+        const int at = s->t.pos[slot_place_of(s, lane, lo + row)];
+        if (row == 0) n = 0;
+        if (at != ROW_GONE) order[n++] = (Placed){at, row};
+    }
+    l->n = n;
     qsort(order, (size_t)n, sizeof *order, older_first);
     for (int i = 0; i < n; i++) {
         const size_t at = slot_place_of(s, lane, lo + order[i].row);
@@ -134,9 +158,10 @@ static void lane_keep_numbers(Slot *s, int lane, const PolicyLane *l, const Plac
 }
 /* Returns the new hi. */
 static int lane_evict(Cache *c, Slot *s, int lane, const PolicyLane *l, const Placed *order) {
-    bool *keep = xcalloc((size_t)l->n + 1, sizeof *keep);
+    const int lo = s->t.lo[lane];
+    bool *keep = xcalloc((size_t)(s->t.hi[lane] - lo) + 1, sizeof *keep);
     for (int i = 0; i < l->n; i++) keep[order[i].row] = l->stays[i];
-    const int hi = evict_rows(c, s, lane, s->t.lo[lane], s->t.hi[lane], keep);
+    const int hi = s->t.nblocks ? blocks_evict(s, lane, keep) : evict_rows(c, s, lane, lo, s->t.hi[lane], keep);
     free(keep);
     return hi;
 }
@@ -157,9 +182,12 @@ static void choose_slot(Run *r, Cache *c, Slot *s, int slot, int slots, int lane
     const int K = s->t.s.lanes, first = seq * K, rows = policy_slot_rows(&c->policy, next, slot, slots);
     const bool asks = of->ask.whom != ASK_NOBODY && !(of->needs & NEED_QUERIES),
                divides = c->replay && policy_whom(&c->policy) == ASK_REPLAY;
-    int most = 0, from = next - s->queries;
-    for (int h = 0; h < K; h++) most = imax(most, s->t.hi[first + h] - s->t.lo[first + h]);
-    if (of->ask.whom != ASK_ALL && !c->replay && !of->varies && most <= rows) return; /* all rows stay */
+    int most = 0, there = 0, from = next - s->queries; /* most: with those of a block that are gone */
+    for (int h = 0; h < K; h++) {
+        most = imax(most, s->t.hi[first + h] - s->t.lo[first + h]);
+        there = imax(there, kv_rows(s, seq, h));
+    }
+    if (of->ask.whom != ASK_ALL && !c->replay && !of->varies && there <= rows) return; /* all rows stay */
     if (of->ask.whom == ASK_ALL) { /* those since the last time: each is asked once, and a ring keeps no more of them */
         CHECK(next - c->observed[seq] <= s->queries,
               "policy %s: a pass of sequence %d ended at length %d, not at the multiple of %d before it", of->name, seq,
@@ -259,6 +287,15 @@ static void choose_measure(Run *r, const Cache *c) {
         run_release(r, mark);
     }
 }
+/* After a pass that came to the end of a block, and after what was chosen there, full pages of rows become blocks. */
+static void choose_store(const Cache *c, Slot *s, const Batch *b, const int *accept) {
+    for (int q = 0; q < b->B; q++) {
+        const int to = accept ? b->off[q] + accept[q] : b->off[q + 1], seq = b->seq[q];
+        if (to == b->off[q] || (b->pos[to - 1] + 1) % s->t.P) continue;
+        for (int h = 0; h < s->t.s.lanes; h++)
+            blocks_store(s, seq * s->t.s.lanes + h, s->keeps_computed && !c->prompted[seq]);
+    }
+}
 void kv_policy(Run *r, Cache *c, const Batch *b, const int *accept) {
     const int cut = policy_cut(&c->policy), every = policy_every(&c->policy);
     for (int q = 0; q < b->B && c->after && !measuring(r); q++) {
@@ -279,10 +316,13 @@ void kv_policy(Run *r, Cache *c, const Batch *b, const int *accept) {
         const int first = b->first[to - 1], next = b->pos[to - 1] + 1,
                   before = b->pos[first >= 0 ? first : b->off[q]]; /* length of the document before the pass */
         if (first >= 0) c->observed[b->seq[q]] = 0;
+        if (first >= 0 && c->prompted) c->prompted[b->seq[q]] = false;
         if (cut && next / cut > before / cut) due[n++] = (Due){b->seq[q], next, every && next / every > before / every};
     }
     if (n) choose(r, c, due, n);
     free(due);
+    for (int i = 0; i < c->nslots && c->block; i++)
+        if (c->slot[i].chosen && c->slot[i].t.nblocks) choose_store(c, &c->slot[i], b, accept);
 }
 void kv_prompt_asked(Run *r, Cache *c, int seq, int next) {
     choose(r, c, &(Due){seq, next, true}, 1);
@@ -291,5 +331,8 @@ void kv_prompt_asked(Run *r, Cache *c, int seq, int next) {
 void kv_prompt_ends(Run *r, Cache *c, int seq, int next) {
     if (c->after && next > 0) c->after[seq] = next;
     if (policy_once(&c->policy) && next > 0) choose(r, c, &(Due){seq, next, true}, 1);
+    if (c->prompted) c->prompted[seq] = true;
+    for (int i = 0; i < c->nslots; i++)
+        for (int h = 0; h < c->slot[i].t.s.lanes; h++) blocks_forget(&c->slot[i], seq * c->slot[i].t.s.lanes + h);
     kv_replay_drop(c);
 }

@@ -64,6 +64,8 @@ void slot_place(Slot *s, Arena *rows, Arena *a) {
             const int words = (int)(block_bytes(&t->s) / sizeof(float));
             t->blocks = arena_tensor(rows, "cache blocks", F32, 2, (int[]){t->nblocks, words});
             s->free_blocks = take_ints(a, (size_t)t->nblocks, "cache free blocks");
+            if (s->keeps_computed)
+                s->computed = take_ints(a, (size_t)n * (size_t)t->maxpages, "cache rows as computed");
         }
         s->read = arena_take(a, sizeof *s->read, "bytes read");
     }
@@ -81,15 +83,15 @@ void slot_place(Slot *s, Arena *rows, Arena *a) {
         s->asked = arena_tensor(rows, "queries asked", REAL, 3, (int[]){places, t->s.heads, t->s.kdim});
         s->asked_lse = arena_tensor(rows, "lse of queries asked", REAL, 2, (int[]){places, t->s.heads});
     }
+    const size_t pages = pages_all(t);
     if (n && s->policy.read) {
-        s->summary = arena_take(a, (size_t)t->npages * policy_summary(&s->policy, t->s.kdim) * sizeof(real),
-                                "summaries of pages");
-        s->newest = arena_take(a, (size_t)t->npages * sizeof *s->newest, "newest rows of pages");
-        s->oldest = arena_take(a, (size_t)t->npages * sizeof *s->oldest, "oldest rows of pages");
-        s->summed = arena_take(a, (size_t)t->npages * sizeof *s->summed, "pages with summaries");
+        s->summary = arena_take(a, pages * policy_summary(&s->policy, t->s.kdim) * sizeof(real), "summaries of pages");
+        s->newest = arena_take(a, pages * sizeof *s->newest, "newest rows of pages");
+        s->oldest = arena_take(a, pages * sizeof *s->oldest, "oldest rows of pages");
+        s->summed = arena_take(a, pages * sizeof *s->summed, "pages with summaries");
     }
-    if (n && s->chosen && s->keeps) s->kept = arena_take(a, (size_t)t->npages * (size_t)t->P * sizeof(real), "kept");
-    if (n && s->score_of) s->score = arena_tensor(rows, "cache scores", REAL, 2, (int[]){t->npages, t->P});
+    if (n && s->chosen && s->keeps) s->kept = arena_take(a, pages * (size_t)t->P * sizeof(real), "kept");
+    if (n && s->score_of) s->score = arena_tensor(rows, "cache scores", REAL, 2, (int[]){(int)pages, t->P});
     if (t->s.state) s->state = arena_tensor(rows, "cache state", REAL, 2, (int[]){t->nseq, t->s.state});
     if (n && t->s.last)
         s->last = arena_tensor(rows, "newest rows before the head", REAL, 2, (int[]){t->nseq, t->s.last});
@@ -111,6 +113,7 @@ void slot_clear(Slot *s) {
     for (size_t i = 0; i < n; i++) {
         t->s0[i] = t->lo[i] = t->hi[i] = s->s0_next[i] = s->lo_next[i] = s->hi_next[i] = 0;
         for (int p = 0; p < t->maxpages; p++) t->table[i * (size_t)t->maxpages + (size_t)p] = -1;
+        for (int p = 0; s->computed && p < t->maxpages; p++) *slot_computed(s, (int)i, p * t->P) = -1;
         if (t->s.evicts) t->tail[i] = s->tail_next[i] = 0, s->evicts[i] = false;
     }
     int *const lanes[] = {t->s0, t->lo, t->hi, t->tail}; /* of the table kernels read the entries of rows alone */
@@ -148,6 +151,7 @@ int slot_take_page(Slot *s, bool block) {
     CHECK(*left > 0, "no free page of %d, or block of %d", s->t.npages, s->t.nblocks);
     const int page = (block ? s->free_blocks : s->unused)[--*left];
     s->ref[page] = 1;
+    if (s->summed) s->summed[page] = false;
     return page;
 }
 void slot_leave_page(Slot *s, int *entry) {
@@ -171,12 +175,14 @@ static void copy_rows(const Slot *s, size_t to, size_t from, size_t n) {
 }
 void slot_own_page(Slot *s, int lane, int row) {
     int *e = slot_entry(s, lane, row), old = *e, P = s->t.P;
-    CHECK(old < s->t.npages, "row %d of a block", row);
+    const bool block = old >= s->t.npages;
     if (old >= 0 && s->ref[old] == 1) return;
-    slot_set(s, e, slot_take_page(s, false));
-    if (s->summed) s->summed[*e] = false;
+    slot_set(s, e, slot_take_page(s, block));
     if (old < 0) return;
-    copy_rows(s, (size_t)*e * page_bytes(s), (size_t)old * page_bytes(s), page_bytes(s));
+    if (block)
+        memcpy(lanes_block(&s->t, *e), lanes_block(&s->t, old), block_bytes(&s->t.s));
+    else
+        copy_rows(s, (size_t)*e * page_bytes(s), (size_t)old * page_bytes(s), page_bytes(s));
     size_t to = (size_t)*e * (size_t)P, from = (size_t)old * (size_t)P, n = (size_t)P;
     if (present(s->score)) copy_bytes(s, R(s->score) + to, R(s->score) + from, n * sizeof(real));
     if (s->kept) memcpy(s->kept + to, s->kept + from, n * sizeof(real));
@@ -203,6 +209,9 @@ void slot_show(Slot *s, int lane, int s0, int lo, int hi) {
         }
     } else {
         for (int e = 0; e < t->maxpages; e++)
+            if (s->computed && !pages_holds(t, e, lo, hi) && *slot_computed(s, lane, e * t->P) >= 0)
+                slot_leave_page(s, slot_computed(s, lane, e * t->P));
+        for (int e = 0; e < t->maxpages; e++)
             if (table[e] >= 0 && !pages_holds(t, e, lo, hi) && !pages_holds(t, e, s0, imin(s0 + t->s.sinks, lo)))
                 slot_leave_page(s, &table[e]);
     }
@@ -226,6 +235,9 @@ void slot_share(Slot *s, int from, int to) {
         for (int e = 0; e < t->maxpages; e++) {
             int page = t->table[(size_t)a * (size_t)t->maxpages + (size_t)e];
             slot_set(s, &t->table[(size_t)b * (size_t)t->maxpages + (size_t)e], page);
+            if (page >= 0) s->ref[page]++;
+            if (!s->computed) continue;
+            page = *slot_computed(s, b, e * t->P) = *slot_computed(s, a, e * t->P);
             if (page >= 0) s->ref[page]++;
         }
     }

@@ -173,7 +173,7 @@ struct Policy {
 #define POLICIES(X) \
     X(window) X(random) X(knorm) X(h2o) X(vatp) X(scissorhands) X(tova) X(snapkv) X(pyramidkv) X(adakv) \
     X(simlayerkv) X(nacl) X(morphkv) X(fastgen) X(hashevict) X(expected) X(rocketkv) X(kvzip) X(quest) \
-    X(hybrid) X(shadowkv) X(infinigen) X(tailorkv) X(infinipot) X(qhitter)
+    X(hybrid) X(shadowkv) X(infinigen) X(tailorkv) X(infinipot) X(qhitter) X(minikv)
 /* clang-format on */
 #define POLICY_DECLARED(name) extern const Policy policy_##name;
 POLICIES(POLICY_DECLARED)

@@ -202,6 +202,12 @@ bool kv_save(const Cache *c, int seq, KvParts *out, Err *e) {
     *out = (KvParts){0};
     if (c->ranks)
         return err_input(e, "cache: this rank has a part of the rows; a file holds those of a whole sequence");
+    for (int i = 0; i < c->nslots; i++)
+        if (c->slot[i].chosen && c->slot[i].t.nblocks)
+            return err_input(e,
+                             "cache: --policy %s chose rows of blocks (--cache-dtype %s), which a file cannot hold; "
+                             "take another codec, such as int4",
+                             c->policy.of->name, c->slot[i].t.s.codec->name);
     const int words[2] = {c->observed ? c->observed[seq] : 0, c->after ? c->after[seq] : INT32_MAX};
     memcpy(parts_add(out, "cache", "I32", 2, sizeof words), words, sizeof words);
     for (int i = 0; i < c->nslots; i++) slot_save(&c->slot[i], i, seq, out);

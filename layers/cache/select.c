@@ -18,9 +18,10 @@ typedef struct {
 } PageAge;
 static PageAge page_age(const Slot *s, int page) {
     const int *pos = s->t.pos + (size_t)page * (size_t)s->t.P;
-    PageAge age = {pos[0], pos[0]};
+    PageAge age = {-1, INT32_MAX};
     if (s->summed[page]) return (PageAge){s->newest[page], s->oldest[page]};
-    for (int r = 1; r < s->t.P; r++) age = (PageAge){imax(age.newest, pos[r]), imin(age.oldest, pos[r])};
+    for (int r = 0; r < s->t.P; r++)
+        if (pos[r] != ROW_GONE) age = (PageAge){imax(age.newest, pos[r]), imin(age.oldest, pos[r])};
     return age;
 }
 static real *summary_of(const Slot *s, int page) {
@@ -38,6 +39,16 @@ static void page_sum(const Slot *s, int page, const char *stored, real *keys) {
     }
     s->policy.read->summary(keys, s->t.P, k->kdim, summary_of(s, page));
 }
+/* The same of a page or a block in memory, of a codec that stores rows together. */
+static void block_sum(const Slot *s, int page, real *keys) {
+    const int *pos = s->t.pos + (size_t)page * (size_t)s->t.P;
+    const size_t D = (size_t)s->t.s.kdim;
+    int n = 0;
+    blocks_decode(&s->t, page, keys, NULL);
+    for (int r = 0; r < s->t.P; r++)
+        if (pos[r] != ROW_GONE) memmove(keys + (size_t)n++ * D, keys + (size_t)r * D, D * sizeof *keys);
+    s->policy.read->summary(keys, n, s->t.s.kdim, summary_of(s, page));
+}
 /* The summary of the page counts as made from now on. */
 static void page_note(const Slot *s, int page) {
     const PageAge age = page_age(s, page);
@@ -47,7 +58,10 @@ static void page_note(const Slot *s, int page) {
 static const real *page_summary(const Slot *s, int page, real *keys) {
     if (!s->summed[page]) {
         CHECK(!s->dev, "page %d has no summary yet", page);
-        page_sum(s, page, (const char *)s->t.data.p + slot_key(s, (size_t)page * (size_t)s->t.P), keys);
+        if (s->t.nblocks)
+            block_sum(s, page, keys);
+        else
+            page_sum(s, page, (const char *)s->t.data.p + slot_key(s, (size_t)page * (size_t)s->t.P), keys);
         page_note(s, page);
     }
     return summary_of(s, page);
@@ -91,6 +105,13 @@ static void reading_leaves(const Slot *s, const PolicyCfg *p, Reading *x, int la
     ranked_select(x->page, older, c.most);
     for (int i = c.most; i < older; i++) x->leave[x->page[i].at - first] = true;
 }
+static size_t reading_bytes(const Slot *s, const Lanes *t, int to) {
+    size_t bytes = (size_t)(t->hi[to] - t->lo[to]) * row_bytes(&t->s);
+    for (int row = t->lo[to]; t->nblocks && row < t->hi[to]; row += t->P)
+        if (t->table[(size_t)to * (size_t)t->maxpages + (size_t)(row / t->P)] >= s->t.npages)
+            bytes += block_bytes(&t->s) - (size_t)t->P * row_bytes(&t->s);
+    return bytes;
+}
 /* Row `m` of the reading, in lane h: the table of what it reads of the slot's lane. */
 static void reading_lane(const Slot *s, const PolicyCfg *p, Reading *x, int m, int h, int lane, const real *q,
                          int group, real scale, bool selects) {
@@ -104,7 +125,7 @@ static void reading_lane(const Slot *s, const PolicyCfg *p, Reading *x, int m, i
         if (!x->leave[at - lo / P]) table[n++] = page_at(s, lane, at);
     t->s0[to] = t->lo[to] = lo % P;
     t->hi[to] = hi > lo ? (n - 1) * P + (hi - 1) % P + 1 : t->lo[to];
-    *s->read += (size_t)(t->hi[to] - t->lo[to]) * row_bytes(&s->t.s);
+    *s->read += reading_bytes(s, t, to);
 }
 static Reading reading_place(Run *r, const Slot *s) {
     Reading x = {.t = s->mirror ? s->there : s->t};

@@ -22,10 +22,13 @@ struct Slot {
     int *ref;             /* (npages + nblocks) tables that point to the page */
     int *unused, nunused; /* stack of free pages, */
     int *free_blocks, nfree_blocks; /* and of blocks */
-    Tensor state;                   /* (nseq,state) */
-    Tensor carry;                   /* (nseq,lanes,carry_rows,carry) */
-    Tensor last;                    /* (nseq,last) of KvShape.last: the newest token's row before the head */
-    bool chosen, keeps;             /* rows stay or leave by the cache's policy, */
+    bool
+        keeps_computed; /* rows of blocks are chosen among where a prompt ends, and until then kept as computed, too: */
+    int *computed;      /* (nseq*lanes,maxpages) in these pages; -1: they are not */
+    Tensor state;       /* (nseq,state) */
+    Tensor carry;       /* (nseq,lanes,carry_rows,carry) */
+    Tensor last;        /* (nseq,last) of KvShape.last: the newest token's row before the head */
+    bool chosen, keeps; /* rows stay or leave by the cache's policy, */
     void (*score_of)(Run *, const Kv *pass, Tensor score); /* which asks this of new rows; NULL: nothing */
     Tensor score;                                          /* (npages,P) of each stored row, where score_of is there */
     real *kept;              /* (npages,P) of a policy that keeps a number with each row */
@@ -46,6 +49,12 @@ static inline int slot_lanes(const Slot *s) { return s->t.nseq * s->t.s.lanes; }
 /* Bytes of the resident rows of a lane, without what a policy keeps. */
 size_t slot_lane_bytes(const Slot *, int lane);
 static inline size_t page_bytes(const Slot *s) { return (size_t)s->t.P * row_bytes(&s->t.s); }
+
+/* The entry of a row in Slot.computed; NULL: the slot has none. */
+static inline int *slot_computed(const Slot *s, int lane, int row) {
+    if (!s->computed) return NULL;
+    return &s->computed[(size_t)lane * (size_t)s->t.maxpages + (size_t)(row / s->t.P % s->t.maxpages)];
+}
 
 /* ---- pages.c: memory, tables and rows as bytes -------------------------------------------------------------------*/
 
@@ -68,7 +77,7 @@ int *slot_entry(const Slot *, int lane, int row);
  * case, so they cannot run dry. */
 int slot_take_page(Slot *, bool block);
 void slot_leave_page(Slot *, int *entry);
-/* Make the page of a row present and this lane's alone. */
+/* Make the page, or the block, of a row present and this lane's alone. */
 void slot_own_page(Slot *, int lane, int row);
 /* Rows of a lane become visible up to hi; every page outside the visible rows is given back. */
 void slot_show(Slot *, int lane, int s0, int lo, int hi);
@@ -107,8 +116,24 @@ int blocks_first(const Slot *, int row);
 /* Of a codec that turns keys back: how far, where keys are rotated so. NULL: they are not. One piece of memory, the
  * caller's to free. */
 RowTurns *blocks_turns(const RowCodec *, const Rope *);
-/* The newest page of a lane, when it is full, becomes a block. */
-void blocks_store(Slot *, int lane);
+/* Full pages of a lane become blocks. Of a policy's rows the pages stay, too, while rows may yet be chosen
+ * (`computed`). */
+void blocks_store(Slot *, int lane, bool computed);
+/* The sizes of a slot whose rows a policy evicts; `once`: where a prompt ends. False: more pages than an int counts. */
+bool blocks_shape(Slot *, bool once);
+/* The first row of a lane that is in no block; rows of blocks from there on: none. */
+int blocks_waiting(const Slot *, int lane);
+/* The pages of a lane's rows as computed are given back. */
+void blocks_forget(Slot *, int lane);
+/* Rows of a lane, lo..hi-1, of which those without keep[row - lo] leave. Those that were kept as computed are stored
+ * anew, 64 that stay to a block. Others in blocks are marked as gone, and a block whose rows are all gone is given
+ * back. Returns the new hi. */
+int blocks_evict(Slot *, int lane, const bool *keep);
+/* Rows of a lane that are there. Bytes of those kept as computed, too. */
+int blocks_rows(const Slot *, int lane);
+size_t blocks_computed_bytes(const Slot *, int lane);
+/* The rows of a page or a block: keys (P,kdim) and, unless NULL, values (P,vdim). */
+void blocks_decode(const Lanes *, int page, real *keys, real *values);
 /* The most tokens, `to` at most, that a sequence can go back to: rows that were stored together stay so. */
 int blocks_rewind(const Slot *, int seq, int to);
 

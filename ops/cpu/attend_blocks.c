@@ -68,6 +68,36 @@ static void pieces_decoded(real *to, size_t ld, const RowCodec *c, Parts p, int 
 static void scores_moved(Block *k, int at, int n) {
     for (int i = 0; at && i < k->n; i++) memmove(k->s + i * KB, k->s + i * KB + at, (size_t)n * sizeof(real));
 }
+/* -inf for those of n rows of a block that a policy evicted; NULL if none is. */
+static const real *gone_bias(real mem[KB], const Lanes *t, const int *pos, int n) {
+    bool any = false;
+    for (int j = 0; t->s.sparse && j < n; j++) {
+        any |= pos[j] == ROW_GONE;
+        mem[j] = pos[j] == ROW_GONE ? -INFINITY : 0;
+    }
+    return any ? mem : NULL;
+}
+/* Rows at..at+n-1 of a block one after the other: keys (n,Dk) and, unless NULL, values (n,Dv). room: (Dk,P). */
+static void coded_rows(const Lanes *t, int page, int at, int n, real *keys, real *values, real *room) {
+    const RowCodec *c = t->s.codec;
+    const int P = t->P, Dk = t->s.kdim, Dv = t->s.vdim;
+    const char *in = lanes_block(t, page);
+    pieces_decoded(room, (size_t)P, c, (Parts){in, c->piece_bytes(c, P), P, c->group}, Dk);
+    if (t->turns) rows_turn(t->turns, room, 1);
+    for (int j = 0; j < n; j++)
+        for (int k = 0; k < Dk; k++) keys[j * Dk + k] = room[k * P + at + j];
+    if (!values || t->s.alias) return;
+    const size_t vb = c->piece_bytes(c, Dv);
+    pieces_decoded(values, (size_t)Dv, c, (Parts){in + block_key_bytes(&t->s) + (size_t)at * vb, vb, Dv, c->group}, n);
+}
+/* Whether a row of a lane is evicted in its block. */
+static bool any_gone(const Lanes *t, int lane) {
+    for (int row = t->lo[lane]; t->nblocks && t->s.sparse && row < t->hi[lane]; row++) {
+        const int page = t->table[(size_t)lane * (size_t)t->maxpages + (size_t)(row / t->P % t->maxpages)];
+        if (t->pos[(size_t)page * (size_t)t->P + (size_t)(row % t->P)] == ROW_GONE) return true;
+    }
+    return false;
+}
 /* Rows row..row+n-1 of a lane, of one block; those up to `to` are read. */
 static void attend_block(Block *k, const Lanes *t, int lane, int row, int n, int to, real *room) {
     const RowCodec *c = t->s.codec;
@@ -81,11 +111,13 @@ static void attend_block(Block *k, const Lanes *t, int lane, int row, int n, int
                 values = {in + block_key_bytes(&t->s) + (size_t)at * vb, vb, k->Dv, c->group};
     const int *pos = t->pos + (size_t)page * (size_t)P + at;
     const Read as = read_pieces(c);
+    real bias_mem[KB];
+    const real *bias = gone_bias(bias_mem, t, pos, n);
     CHECK(P == KB, "blocks of %d rows", P);
     if (!t->s.alias && !t->turns && direct(k, as)) {
         direct_channels(k, as, keys, ahead);
         scores_moved(k, at, n);
-        soften(k, pos, NULL, row, n);
+        soften(k, pos, bias, row, n);
         direct_values(k, as, values, n, ahead);
         return;
     }
@@ -99,5 +131,5 @@ static void attend_block(Block *k, const Lanes *t, int lane, int row, int n, int
     else
         for (int j = 0; j < n; j++)
             for (size_t d = 0; d < Dv; d++) room[(size_t)j * Dv + d] = k->kt[d * KB + (size_t)(at + j)];
-    absorb(k, room, Dv, NULL, pos, NULL, row, n);
+    absorb(k, room, Dv, NULL, pos, bias, row, n);
 }

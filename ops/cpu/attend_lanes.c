@@ -141,7 +141,7 @@ static void attend_lanes(Run *r, Tensor o, Tensor lse, Tensor q, const Lanes *t,
                     real *own = R(mem) + (size_t)omp_get_thread_num() * (size_t)mem.n[1];
                     block_place(&k, own, Dk, Dv, spec);
                     if (pairs && entries > FEW_ENTRIES) block_place_pairs(&k, own + block + room);
-                    const bool whole = t->hi[lane] - t->lo[lane] == b->pos[b->off[s]]; /* no row is missing */
+                    const bool whole = t->hi[lane] - t->lo[lane] == b->pos[b->off[s]] && !any_gone(t, lane);
                     k.loose = t->s.evicts || (t->s.sparse && !whole), k.delay = t->s.delay;
                     block_load(&k, n, e0, start[s], h, group, q, o, lse, merge);
                     bool evicts = t->s.evicts && R(pass->evicted)[(size_t)b->off[s] * (size_t)lanes + (size_t)h] != 0;

@@ -13,6 +13,7 @@ static int page_of(const Lanes *t, int lane, int row) {
 static int position_of(const Lanes *t, int lane, int row) {
     return t->pos[(size_t)page_of(t, lane, row) * (size_t)t->P + (size_t)(row % t->P)];
 }
+static bool position_seen(int pos, int query) { return pos != ROW_GONE && pos <= query; }
 /* Rows from..to-1 of a lane, which lie in one page, into stat[0..]. seen: rows that each query sees. */
 static void colstat_page(real *stat, Tensor q, Tensor lse, const Lanes *t, const ColStat *c, int h, int from, int to,
                          const real *seen, real *room) {
@@ -24,7 +25,11 @@ static void colstat_page(real *stat, Tensor q, Tensor lse, const Lanes *t, const
     const int *pos = t->pos + (size_t)page * P + (size_t)at;
     const real *keys = (const real *)key, *vals = (const real *)value;
     size_t ldv = (size_t)Dv;
-    if (rows_as(&t->s) != ROWS_REAL) {
+    if (page >= t->npages) {
+        keys = room, vals = room + P * (size_t)Dk;
+        coded_rows(t, page, at, n, room, c->value == COL_PLAIN ? NULL : room + P * (size_t)Dk,
+                   room + P * (size_t)(Dk + Dv));
+    } else if (rows_as(&t->s) != ROWS_REAL) {
         decoded(room, &t->s, (Parts){key, kb, Dk, group_of(&t->s)}, n);
         keys = room, vals = room + P * (size_t)Dk;
         if (!t->s.alias && c->value != COL_PLAIN)
@@ -39,7 +44,7 @@ static void colstat_page(real *stat, Tensor q, Tensor lse, const Lanes *t, const
             const size_t row = (size_t)(own % q.n[0]) * (size_t)heads + (size_t)(h * group + g);
             const real *x = R(q) + row * (size_t)Dk, l = R(lse)[row];
             for (int j = 0; j < n; j++) p[j] = dot(x, keys + (size_t)j * (size_t)Dk, Dk) - l;
-            for (int j = 0; j < n; j++) p[j] = pos[j] <= own ? exp_real(p[j]) : 0;
+            for (int j = 0; j < n; j++) p[j] = position_seen(pos[j], own) ? exp_real(p[j]) : 0;
             for (int j = 0; j < n; j++) switch (c->queries) {
                 case COL_SUM: sum[j] += p[j]; break;
                 case COL_MAX: sum[j] = p[j] > sum[j] ? p[j] : sum[j]; break;
@@ -56,7 +61,8 @@ static void colstat(Run *r, Tensor stat, Tensor q, Tensor lse, const Lanes *t, C
     check_colstat(stat, q, lse, t, &c);
     CHECK(P <= KB, "pages of %d rows, at most %d", P, KB);
     Mark mark = arena_mark(r->scratch);
-    Tensor mem = SCRATCH(r, "decoded rows", r->dev->threads, P * (t->s.kdim + t->s.vdim)),
+    Tensor mem =
+               SCRATCH(r, "decoded rows", r->dev->threads, P * (t->s.kdim + t->s.vdim + (t->nblocks ? t->s.kdim : 0))),
            seen = SCRATCH(r, "rows seen", lanes, rows);
     if (!measuring(r)) {
         int pages = 0;
@@ -66,7 +72,7 @@ static void colstat(Run *r, Tensor stat, Tensor q, Tensor lse, const Lanes *t, C
             for (int j = hi - lo; j < stat.n[1]; j++) R(stat)[(size_t)h * (size_t)stat.n[1] + (size_t)j] = 0;
             for (int i = 0; i < c.n && c.queries == COL_COUNT; i++) {
                 int n = 0;
-                for (int row = lo; row < hi; row++) n += position_of(t, lane, row) <= c.from + i;
+                for (int row = lo; row < hi; row++) n += position_seen(position_of(t, lane, row), c.from + i);
                 R(seen)[h * rows + i] = (real)n;
             }
             if (hi > lo) pages = imax(pages, (hi - 1) / P - lo / P + 1);

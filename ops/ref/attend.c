@@ -163,7 +163,8 @@ void ref_attend_lanes(Run *r, Tensor o, Tensor lse, Tensor q, const Lanes *l, co
                 const int pos = l->pos[w.page * l->P + w.place];
                 const bool evicted =
                     l->s.evicts && (l->evicted[w.page * l->P + w.place] || (evicts && n == l->tail[lane]));
-                if (!in_window(spec, b->pos[i], pos) || (evicted && b->pos[i] - pos > l->s.delay)) continue;
+                if (pos == ROW_GONE || !in_window(spec, b->pos[i], pos) || (evicted && b->pos[i] - pos > l->s.delay))
+                    continue;
                 double score = 0;
                 cached_row(l, w, key, value);
                 for (int c = 0; c < Dk; c++) score += spec.scale * get(q, at * Dk + c) * key[c];
@@ -196,7 +197,8 @@ void ref_colstat(Run *r, Tensor stat, Tensor q, Tensor lse, const Lanes *l, ColS
             sees[i] = 0;
             for (int n = l->lo[lane]; n < l->hi[lane]; n++) {
                 const Where w = where_is(l, lane, n);
-                sees[i] += l->pos[w.page * l->P + w.place] <= c.from + i;
+                const int pos = l->pos[w.page * l->P + w.place];
+                sees[i] += pos != ROW_GONE && pos <= c.from + i;
             }
         }
         for (int j = 0; j < stat.n[1]; j++) {
@@ -208,7 +210,8 @@ void ref_colstat(Run *r, Tensor stat, Tensor q, Tensor lse, const Lanes *l, ColS
                     const long at = (long)((c.from + i) % q.n[0]) * heads + h * group + g;
                     double s = -get(lse, at);
                     for (int k = 0; k < Dk; k++) s += get(q, at * Dk + k) * key[k];
-                    p[i] = l->pos[w.page * l->P + w.place] <= c.from + i ? exp(s) : 0;
+                    const int pos = l->pos[w.page * l->P + w.place];
+                    p[i] = pos != ROW_GONE && pos <= c.from + i ? exp(s) : 0;
                 }
                 const double one = over_queries(c.queries, c.n, p, sees);
                 all = c.heads == COL_MAX ? fmax(all, one) : all + one;

@@ -45,7 +45,23 @@ awk '{ x[NR] = $1 } END {
 }' "$tmp/nll" >"$tmp/odd"
 [ ! -s "$tmp/odd" ] || wrong "$(cat "$tmp/odd")"
 refused '--cache-dtype kivi4: layer 0 merges or evicts rows one by one, and this codec stores 64 together' bench decode configs/tiny-dms.yaml --seconds 0.01 --prompt 40 --cache-dtype kivi4
-refused '--policy h2o: rows leave or are read one by one, and --cache-dtype kivi2 stores 64 together' bench decode configs/tiny-gqa.yaml --seconds 0.01 --prompt 40 --cache-dtype kivi2 --policy h2o:budget=0.5
+# Policies over rows in blocks: fewer bytes are read; those that info counts are those that a text has.
+read_of() { run bench decode configs/tiny-gqa.yaml model.max_positions=8192 --seconds 0.01 --batch 1 --prompt 3000 --json --cache-dtype kivi2 "$@" && field bytes_read "$tmp/out"; }
+whole=$(read_of)
+for how in minikv:budget=0.25 h2o:budget=0.25,every=0 knorm:budget=0.25,window=4,every=32 quest:reads=200,recent=64,page=64; do
+    some=$(read_of --policy $how) || wrong "$how: $(cat "$tmp/err")"
+    [ "$some" -lt "$whole" ] || wrong "$how: $some bytes read, $whole without it"
+done
+run generate $src --prompt "$words $words" --context 256 --max-new 1 --ignore-eos --json --cache-dtype kivi2 --policy minikv:budget=0.75 || wrong "generate: $(cat "$tmp/err")"
+n=$(field prompt_tokens "$tmp/out") have=$(field cache_bytes "$tmp/out")
+run info $src --context "$n" --json --cache-dtype kivi2 --policy minikv:budget=0.75 || wrong "info: $(cat "$tmp/err")"
+[ "$n" -gt 100 ] && [ "$(field bytes_at_context "$tmp/out")" = "$have" ] || wrong "minikv: $have bytes for $n tokens, info says $(field bytes_at_context "$tmp/out")"
+refused '--policy kvzip: it judges rows by tokens that it feeds itself' bench decode configs/tiny-gqa.yaml --seconds 0.01 --prompt 40 --cache-dtype kivi2 --policy kvzip:budget=0.5
+refused '--policy quest: page: --cache-dtype kivi2 stores 64 rows in a block, which a step reads together; expected page=64, got 16' bench decode configs/tiny-gqa.yaml --seconds 0.01 --prompt 40 --cache-dtype kivi2 --policy quest
+refused '--policy h2o: rows that stay come from anywhere, and --cache-dtype kvquant2:turned=yes' bench decode configs/tiny-gqa.yaml --seconds 0.01 --prompt 40 --cache-dtype kvquant2 --policy h2o:budget=0.5
+refused 'a file holds no rows of blocks (--cache-dtype kivi2) that a policy chose' generate $src --prompt "$words" --max-new 2 --cache-dtype kivi2 --policy h2o:budget=0.5 --save-session "$tmp/keep"
+[ ! -e "$tmp/keep" ] || wrong "a refused session left a file"
+verdict policies
 refused 'int4:rotate=yes: the rows of layer 0 are latents' bench decode configs/tiny-mla.yaml --seconds 0.01 --prompt 40 --cache-dtype int4:rotate=yes
 refused '--policy expected: it needs keys as their positions turned them' bench decode configs/tiny-gqa.yaml --seconds 0.01 --prompt 40 --cache-dtype int8:rotate=yes --policy expected:budget=0.5
 verdict rotation

@@ -66,7 +66,7 @@ for line in 2 3 4 5 6; do [ "$(sed -n ${line}p "$tmp/reads")" -lt "$(sed -n 1p "
 verdict results
 
 # Policies that wait for the end of a prompt, and those that ask queries; the table of all of them.
-for how in snapkv:budget=0.5,window=4 morphkv:budget=0.5,window=4,every=4 hashevict:budget=0.5,window=4,every=4 expected:budget=0.5 quest:reads=6,recent=4,page=4 snapkv:budget=0.5,window=4+quest:reads=6,recent=4,page=4 rocketkv:budget=0.4,window=4+hybrid:reads=0.2,recent=4 shadowkv:reads=8,recent=8,uneven=1 infinigen:reads=0.2,recent=4,below=1 tailorkv:reads=6,recent=4,sinks=1 infinipot:budget=9,window=4,every=4 infinipot:budget=9,window=4,every=4,catalyst=1 fastgen:queries=8,share=0.5 qhitter:budget=0.5,every=8 rocketkv:budget=0.4,window=4 pyramidkv:budget=0.5,window=3,share=2 adakv:budget=0.5,window=4 snapkv:budget=0.5,window=4+adakv+pyramidkv:share=2 h2o:budget=0.5,window=4,every=8 tova:budget=0.5,every=4; do
+for how in snapkv:budget=0.5,window=4 morphkv:budget=0.5,window=4,every=4 hashevict:budget=0.5,window=4,every=4 expected:budget=0.5 quest:reads=6,recent=4,page=4 snapkv:budget=0.5,window=4+quest:reads=6,recent=4,page=4 rocketkv:budget=0.4,window=4+hybrid:reads=0.2,recent=4 shadowkv:reads=8,recent=8,uneven=1 infinigen:reads=0.2,recent=4,below=1 tailorkv:reads=6,recent=4,sinks=1 infinipot:budget=9,window=4,every=4 infinipot:budget=9,window=4,every=4,catalyst=1 fastgen:queries=8,share=0.5 qhitter:budget=0.5,every=8 minikv:budget=0.5 rocketkv:budget=0.4,window=4 pyramidkv:budget=0.5,window=3,share=2 adakv:budget=0.5,window=4 snapkv:budget=0.5,window=4+adakv+pyramidkv:share=2 h2o:budget=0.5,window=4,every=8 tova:budget=0.5,every=4; do
     [ "$(bytes_of --policy $how)" -gt 0 ] || wrong "$how keeps nothing"
     cp "$tmp/out" "$tmp/once"
     bytes_of --policy $how >/dev/null
@@ -79,10 +79,10 @@ cp "$tmp/out" "$tmp/once"
 [ "$(field tokens "$tmp/out")" = "$(field tokens "$tmp/once")" ] || wrong "a list and two options generate other tokens"
 [ "$(bytes_of --policy snapkv:budget=0.4,window=4 --policy pyramidkv:share=2 --cache-dtype int8)" -lt "$one" ] || wrong "int8 saves nothing"
 run info --policies || wrong "info --policies: exit $?, $(cat "$tmp/err")"
-for name in window random knorm h2o vatp scissorhands tova snapkv pyramidkv adakv simlayerkv nacl morphkv fastgen hashevict expected rocketkv kvzip quest hybrid shadowkv infinigen tailorkv infinipot qhitter; do
+for name in window random knorm h2o vatp scissorhands tova snapkv pyramidkv adakv simlayerkv nacl morphkv fastgen hashevict expected rocketkv kvzip quest hybrid shadowkv infinigen tailorkv infinipot qhitter minikv; do
     grep -q "^| .$name. | .*|.*|.*|.*|$" "$tmp/out" || wrong "info --policies lacks $name"
 done
-run info --policies --json && [ "$(grep -o '"policy":' "$tmp/out" | wc -l)" -eq 25 ] || wrong "info --policies --json: $(cat "$tmp/out")"
+run info --policies --json && [ "$(grep -o '"policy":' "$tmp/out" | wc -l)" -eq 26 ] || wrong "info --policies --json: $(cat "$tmp/out")"
 verdict policies
 
 refused() { # part of the line, arguments

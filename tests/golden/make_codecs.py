@@ -157,7 +157,7 @@ def block(piece, turned=False):
     return b"".join(piece(x) for x in [*keys.T, *values])
 
 
-if sys.argv[1:] == ["blocks"]:
+def print_blocks():
     for bits in (4, 3, 2):
         for group in (32, 64):
             print(f"kivi{bits}:group={group}", block(lambda x: packed(x, bits, group)).hex())
@@ -167,14 +167,20 @@ if sys.argv[1:] == ["blocks"]:
                 for turned in (True, False):
                     how = f"group={group},apart={'yes' if apart else 'no'},turned={'yes' if turned else 'no'}"
                     print(f"kvquant{bits}:{how}", block(lambda x: kvquant(x, bits, group, apart), turned).hex())
-    sys.exit()
-assert all(levels(bits) == LEVELS[bits] for bits in LEVELS)
-for width in WIDTHS:
-    for kind in range(KINDS):
-        row = drawn(kind, width)
-        print("int8", width, kind, int8(row).hex())
-        print("fp8", width, kind, fp8(row).hex())
-        for bits in (4, 3, 2):
-            for group in (32, 64):
-                print(f"int{bits}:group={group}", width, kind, packed(row, bits, group).hex())
-    print("fp8", width, TIES, fp8(halfway(width)).hex())
+
+
+def print_rows():
+    assert all(levels(bits) == LEVELS[bits] for bits in LEVELS)
+    for width in WIDTHS:
+        for kind in range(KINDS):
+            row = drawn(kind, width)
+            print("int8", width, kind, int8(row).hex())
+            print("fp8", width, kind, fp8(row).hex())
+            for bits in (4, 3, 2):
+                for group in (32, 64):
+                    print(f"int{bits}:group={group}", width, kind, packed(row, bits, group).hex())
+        print("fp8", width, TIES, fp8(halfway(width)).hex())
+
+
+if __name__ == "__main__":
+    print_blocks() if sys.argv[1:] == ["blocks"] else print_rows()

@@ -169,7 +169,7 @@ def evict(text, name, o, n, layers=None, lanes=None):
             if name == "random":
                 key = mix(mix(o["seed"], s), lane)
                 score[lane] = {j: uniform(key, j) for j in rows}
-            if name in ("h2o", "vatp", "qhitter"):
+            if name in ("h2o", "vatp", "qhitter", "minikv"):
                 score[lane] = text.of_lane(s, lane, range(n))
             if name == "vatp":
                 score[lane] = {j: a * np.abs(V[s, j, lane]).sum() for j, a in score[lane].items()}
@@ -231,6 +231,9 @@ def evict(text, name, o, n, layers=None, lanes=None):
                 score[lane] = {j: float(j in stay) for j in rows}
             if layers:
                 budget[lane] = pyramid(s, budget_rows(o, n), o, layers, n)
+            if name == "minikv":
+                newest = sorted(rows)[len(rows) - int(o["share"] * budget[lane] + 1e-9):]
+                score[lane].update({j: math.inf for j in newest})
             if name == "infinipot":
                 a = text.of_lane(s, lane, range(n - o["window"], n))
                 fixed = [j for j in rows if j < o["sinks"] or j >= n - o["window"]]
@@ -365,6 +368,9 @@ SPECS = (
         "infinipot:budget=0.4,window=6,sinks=1,every=0,share=1",
         "infinipot:budget=18,window=4,sinks=0,every=12,share=0.0",
         "infinipot:budget=0.5,window=4,sinks=0,every=12,share=0.5+pyramidkv:share=4",
+        "minikv:budget=0.5,sinks=0,share=0.5",
+        "minikv:budget=0.3,sinks=2,share=0.25",
+        "minikv:budget=17,sinks=0,share=0.0",
 )
 if __name__ == "__main__":
     for spec in SPECS:
