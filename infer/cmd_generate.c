@@ -426,7 +426,7 @@ int generate_command(int argc, char **argv, const RankHooks *hooks) {
         ok = err_input(
             &e,
             "generate: --save-session: a file holds no rows of blocks (--cache-dtype %s) that a policy chose; "
-            "leave out it or --policy, or take another codec, such as int4",
+            "leave out --save-session or --policy, or take another codec, such as int4",
             cli.codec->name);
     return ok && generate_run(&a, hooks, &cli, &e) ? 0 : cli_fail(&e);
 }
