@@ -49,7 +49,7 @@ grep -q " threads* ($least," "$tmp/out" || wrong "launch: rank 0 says $(grep thr
 verdict train
 
 own='lrs: [3e-3], set: {optim.warmup: 0}'
-"$prog" compare configs/compare-uptrain-ci.yaml --threads 1 --isa "$least" budget.tokens=1280 dir="$tmp/all" \
+"$prog" compare configs/compare-uptrain-ci.yaml --threads 1 --isa "$least" budget.tokens=1280 controls=false dir="$tmp/all" \
     "rows=[{name: mha, $own}, {name: gqa, from: mha, convert: {to: gqa, kv_heads: 3, method: aligned, calib_tokens: 256}, $own}]" \
     >"$tmp/out" 2>&1 || wrong "compare: $(cat "$tmp/out")"
 [ "$(grep -lx "  isa: $least" "$tmp/all"/*/lr-*/config.yaml | wc -l)" -eq 2 ] || wrong "runs: $(grep -h ' isa' "$tmp/all"/*/lr-*/config.yaml)"

@@ -375,7 +375,7 @@ Test(policy_blocks, a_quarter_is_a_quarter, .timeout = 200) {
                                         "adakv:budget=0.25,window=8,every=0"};
     int *tok = xcalloc(LONG, sizeof *tok);
     for (int i = 0; i < LONG; i++) tok[i] = (int)(rng_uniform(5, (uint64_t)i) * 32);
-    for (int k = 0; k < 3; k++) {
+    for (int k = 0; k < (REAL == F64 ? 1 : 3); k++) { /* bytes are no arithmetic: one codec in double */
         size_t dense = 0;
         for (int i = 0; i < COUNT(specs); i++) {
             const Animal a = {"long", json};
