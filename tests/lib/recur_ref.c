@@ -3,7 +3,7 @@
 
 static wide *draw(size_t n, const char *name) {
     wide *p = xcalloc(n + 1, sizeof *p);
-    for (size_t i = 0; i < n; i++) p[i] = (real)check_normal(rng_name(3, name), i);
+    for (size_t i = 0; i < n; i++) p[i] = (real)rng_normal(rng_name(3, name), i);
     return p;
 }
 Scene *recur_case(int B, const int *rows, const int *docs, int ndocs, int H, int HV, int K, int V, int gwidth,
@@ -152,7 +152,7 @@ void result_free(Result *r) {
 
 wide *recur_weights(size_t n, int salt) {
     wide *w = xcalloc(n + 1, sizeof *w);
-    for (size_t i = 0; i < n; i++) w[i] = (real)check_normal(77 + (uint64_t)salt, i);
+    for (size_t i = 0; i < n; i++) w[i] = (real)rng_normal(77 + (uint64_t)salt, i);
     return w;
 }
 

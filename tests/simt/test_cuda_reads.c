@@ -9,7 +9,7 @@
 #include "tests/lib/rig.h"
 #include "tests/lib/zoo.h"
 
-enum { SEQS = 4, CHUNK = 16, STEPS = 33, TOKENS = 96, FORK = 12, TURN = 20, TURN_ROWS = 5, REWIND = 28, BACK = 6 };
+enum { SEQS = 4, CHUNK = 16, STEPS = 44, TOKENS = 96, FORK = 12, TURN = 20, TURN_ROWS = 5, REWIND = 28, BACK = 6 };
 #define FORM(kinds, layers)                                                                                            \
     "{\"d_model\":32,\"vocab\":40,\"max_positions\":128,\"init_std\":0.3,\"layers\":3,\"tied\":true,\"kinds\":{" kinds \
     "}," layers ",\"ffn\":[{\"kind\":\"swiglu\",\"hidden\":24}]}"
