@@ -517,8 +517,8 @@ int main(int argc, char **argv) {
         ngroup = n;
     }
     for (int g = 0; g < ngroup; g++) of += group[g].count * group[g].modes;
-    while (sample && have < sample && have < of) {
-        have = 0, quota++;
+    for (int was = -1; sample && have < sample && have > was;) { /* until all are wanted that can be */
+        was = have, have = 0, quota++;
         for (int g = 0; g < ngroup; g++) have += wanted(&group[g], quota);
     }
     printf("%d groups, %d calls to fail, sample %d\n", ngroup, of, have);
