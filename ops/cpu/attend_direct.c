@@ -224,7 +224,7 @@ INLINE void direct_scores_of(int entries, Read as, Block *b, int e0, Parts keys,
         const int rows = imin(VL, n - j);
         const char *part = keys.first + (size_t)j * keys.ld;
         Vec sums[DIRECT][VL];
-        for (int t = 0; t < VL; t++, part += t < rows ? keys.ld : 0) {
+        for (int t = 0; t < VL; t++, part += t < rows ? keys.ld : 0) { /* the last again for the rest of a vector */
             Vec sum[DIRECT];
             int c = 0;
             direct_ask(part, ahead, keys.ld);
