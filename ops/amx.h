@@ -4,7 +4,9 @@
 #pragma once
 #include "gemm_bf16.h"
 
-GemmBf16 gemm_bf16_amx; /* needs AVX-512-BF16 and everything checked here */
+/* Both need AVX-512-BF16 and everything checked here. */
+GemmBf16 gemm_bf16_amx;
+PairProduct pair_product_amx;
 
 /* Processor and system support tiles and bf16 products in them: bits of ECX of CPUID leaf 1, EDX of
  * leaf 7, and XCR0. */

@@ -128,7 +128,7 @@ bool device_open(Device **out, const char *name, int threads, Err *e) {
     d->threads = threads ? threads : procs();
     omp_set_dynamic(0);
     omp_set_num_threads(d->threads);
-    d->ops = isa->ops, d->isa = isa->label, d->gemm_bf16 = isa->gemm_bf16;
+    d->ops = isa->ops, d->isa = isa->label, d->gemm_bf16 = isa->gemm_bf16, d->pair_product = isa->pairs;
     d->backend = cuda ? backend_of_cuda() : &cpu_backend;
     if (!(cuda ? d->backend->open(d, number, e)
                : gemm_bind(bound ? isa->library : LIBRARY_ANY, e) && gemm_open(&d->gemm, e))) {

@@ -20,11 +20,12 @@ struct Device {
     const Backend *backend;
     const char *isa;
     int threads;
-    Gemm *gemm;          /* of the CPU */
-    GemmBf16 *gemm_bf16; /* of this processor; NULL in the double build */
-    struct Cuda *cuda;   /* what CUDA's backend knows of it; NULL: the CPU */
-    bool pairs;          /* of the CPU: attention's products round their operands to bf16, too */
-    bool products_bf16;  /* of CUDA: products with `least` weights and more are in bf16; of the CPU gemm knows */
+    Gemm *gemm;                /* of the CPU */
+    GemmBf16 *gemm_bf16;       /* of this processor; NULL in the double build */
+    struct Cuda *cuda;         /* what CUDA's backend knows of it; NULL: the CPU */
+    PairProduct *pair_product; /* of this processor, in tiles; NULL: vectors */
+    bool pairs;                /* of the CPU: attention's products round their operands to bf16, too */
+    bool products_bf16;        /* of CUDA: products with `least` weights and more are in bf16; of the CPU gemm knows */
     int64_t least;
     bool wide;           /* for tests: activations stay REAL in memory although products are in bf16 */
     int64_t logits;      /* of CUDA: most logits in memory at once */

@@ -40,19 +40,19 @@ static bool neonbf16_there(Err *why) {
 
 static const Isa table[] = {
 #if defined(KV_DOUBLE)
-    {"baseline", "baseline", &ops_cpu_baseline, NULL, LIBRARY_ANY, NULL},
+    {"baseline", "baseline", &ops_cpu_baseline, NULL, NULL, LIBRARY_ANY, NULL},
 #elif defined(__aarch64__)
     /* "neon" is the compiler's output for plain C */
-    {"neon", "neon", &ops_cpu_baseline, gemm_bf16_baseline, LIBRARY_ANY, NULL},
-    {"neonbf16", "neonbf16", &ops_cpu_baseline, gemm_bf16_neonbf16, LIBRARY_ANY, neonbf16_there},
+    {"neon", "neon", &ops_cpu_baseline, gemm_bf16_baseline, NULL, LIBRARY_ANY, NULL},
+    {"neonbf16", "neonbf16", &ops_cpu_baseline, gemm_bf16_neonbf16, NULL, LIBRARY_ANY, neonbf16_there},
 #else
-    {"baseline", "baseline", &ops_cpu_baseline, gemm_bf16_baseline, LIBRARY_SSE41, NULL},
+    {"baseline", "baseline", &ops_cpu_baseline, gemm_bf16_baseline, NULL, LIBRARY_SSE41, NULL},
 #endif
 #if defined(__x86_64__) && !defined(KV_DOUBLE)
-    {"avx2", "avx2", &ops_cpu_avx2, gemm_bf16_avx2, LIBRARY_AVX2, avx2_there},
-    {"avx512", "avx512", &ops_cpu_avx512, gemm_bf16_avx512, LIBRARY_AVX512, avx512_there},
-    {"avx512bf16", "avx512bf16", &ops_cpu_avx512bf16, gemm_bf16_avx512bf16, LIBRARY_AVX512BF16, bf16_there},
-    {"amx", "avx512bf16+amx", &ops_cpu_avx512bf16, gemm_bf16_amx, LIBRARY_AMX, tiles_there},
+    {"avx2", "avx2", &ops_cpu_avx2, gemm_bf16_avx2, NULL, LIBRARY_AVX2, avx2_there},
+    {"avx512", "avx512", &ops_cpu_avx512, gemm_bf16_avx512, NULL, LIBRARY_AVX512, avx512_there},
+    {"avx512bf16", "avx512bf16", &ops_cpu_avx512bf16, gemm_bf16_avx512bf16, NULL, LIBRARY_AVX512BF16, bf16_there},
+    {"amx", "avx512bf16+amx", &ops_cpu_avx512bf16, gemm_bf16_amx, pair_product_amx, LIBRARY_AMX, tiles_there},
 #endif
 };
 enum { N = sizeof table / sizeof *table };

@@ -21,6 +21,7 @@ typedef struct {
     const char *label; /* as device_isa prints it */
     const Ops *ops;
     GemmBf16 *gemm_bf16;     /* NULL in the double build */
+    PairProduct *pairs;      /* in tiles; NULL: in the vectors of `ops` */
     LibraryIsa library;      /* the limit for the library when this one is asked for by name */
     bool (*there)(Err *why); /* the processor has it and it works; NULL: always */
 } Isa;

@@ -21,6 +21,7 @@ typedef struct {
     real *q, *o, *s, *kt; /* (QB,Dk) scaled, (QB,Dv), (QB,KB), (Dk,KB) */
     Pair *qp, *sp;        /* q and s as pairs along their rows; NULL: products use `real`s */
     real *lanes;          /* (QB,W) with pairs: partial sums of l */
+    PairProduct *tiles;   /* of pairs; NULL: by vectors */
 } Block;
 
 static size_t block_numbers(int Dk, int Dv) { return (size_t)QB * (size_t)(Dk + Dv + KB) + (size_t)Dk * KB; }
@@ -34,7 +35,8 @@ static void block_place(Block *b, real *mem, int Dk, int Dv, AttnSpec spec) {
     b->kt = b->s + (size_t)QB * KB;
     b->qp = b->sp = NULL;
 }
-static void block_place_pairs(Block *b, real *mem) {
+static void block_place_pairs(Block *b, PairProduct *tiles, real *mem) {
+    b->tiles = tiles;
     b->lanes = mem;
     b->qp = (Pair *)(mem + QB * W);
     b->sp = b->qp + (size_t)QB * (size_t)b->Dk / 2;
@@ -200,7 +202,7 @@ static void absorb(Block *b, const real *v, size_t ldv, const Pair *vp, const in
         return;
     }
     soften_pairs(b, kpos, bias, j0, n);
-    pairs_mm(b->o, (size_t)b->Dv, b->sp, KB / 2, 1, vp, (size_t)b->Dv, b->n, (n + 1) / 2, b->Dv, true);
+    pairs_mm(b->tiles, b->o, (size_t)b->Dv, b->sp, KB / 2, 1, vp, (size_t)b->Dv, b->n, (n + 1) / 2, b->Dv, true);
 }
 
 /* Pack n rows of width D, ld apart, into a panel (D,KB); the columns past n are zero. */
@@ -414,7 +416,7 @@ static void attend(Run *r, Tensor o, Tensor lse, Tensor q, const Kv *rows, AttnS
                     real *own = R(mem) + (size_t)thread * (size_t)mem.n[1];
                     block_place(&k, own, Dk, Dv, spec);
                     bool few = few_scores(b, s, (start[s + 1] - start[s]) * group);
-                    if (pairs && !few) block_place_pairs(&k, own + block_numbers(Dk, Dv));
+                    if (pairs && !few) block_place_pairs(&k, r->dev->pair_product, own + block_numbers(Dk, Dv));
                     k.delay = kv->s.delay;
                     block_load(&k, n, e0, start[s], h, group, q, o, lse, merge);
                     Span span = block_rows(&k, b, s, r->out.idx, e0, group, start[s]);
@@ -426,8 +428,8 @@ static void attend(Run *r, Tensor o, Tensor lse, Tensor q, const Kv *rows, AttnS
                         real bias[KB];
                         size_t panel = ((size_t)p * (size_t)lanes + (size_t)h) * KB;
                         if (k.qp) {
-                            pairs_mm(k.s, KB, k.qp, (size_t)Dk / 2, 1, kp + panel * (size_t)Dk / 2, KB, n, Dk / 2,
-                                     in_vectors(m), false);
+                            pairs_mm(k.tiles, k.s, KB, k.qp, (size_t)Dk / 2, 1, kp + panel * (size_t)Dk / 2, KB, n,
+                                     Dk / 2, in_vectors(m), false);
                         } else if (few) {
                             scores(&k, R(kv->k) + ((size_t)j * (size_t)lanes + (size_t)h) * (size_t)Dk,
                                    (size_t)lanes * (size_t)Dk, m, NULL, NULL, 0);

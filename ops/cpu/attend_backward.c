@@ -30,8 +30,10 @@ static void backward_keys(Block *k, const Back *a, const Batch *b, int h, int j,
     const real *bias = bias_of(bias_mem, a->kv, h, j, n);
     int wide = in_vectors(n);
     if (k->qp) {
-        pairs_mm(k->s, KB, k->qp, (size_t)Dk / 2, 1, a->kp + pk * (size_t)Dk / 2, KB, k->n, Dk / 2, wide, false);
-        pairs_mm(a->ds, KB, a->gp, (size_t)Dv / 2, 1, a->vp + pk * (size_t)Dv / 2, KB, k->n, Dv / 2, wide, false);
+        pairs_mm(k->tiles, k->s, KB, k->qp, (size_t)Dk / 2, 1, a->kp + pk * (size_t)Dk / 2, KB, k->n, Dk / 2, wide,
+                 false);
+        pairs_mm(k->tiles, a->ds, KB, a->gp, (size_t)Dv / 2, 1, a->vp + pk * (size_t)Dv / 2, KB, k->n, Dv / 2, wide,
+                 false);
     } else {
         memset(k->s, 0, (size_t)k->n * KB * sizeof(real));
         memset(a->ds, 0, (size_t)k->n * KB * sizeof(real));
@@ -45,9 +47,10 @@ static void backward_keys(Block *k, const Back *a, const Batch *b, int h, int j,
     for (int t = 0; bias && t < n; t++) R(a->dkv->bias)[(size_t)(j + t) * (size_t)lanes + (size_t)h] += dbias[t];
     if (k->qp) { /* both are 0 past n */
         int half = (k->n + 1) / 2, keys = (n + 1) / 2;
-        pairs_mm(R(a->dkv->v) + vat, ldv, a->pb, 1, KB, a->gb, (size_t)Dv, n, half, Dv, true);
-        pairs_mm(R(a->dkv->k) + kat, ldk, a->db, 1, KB, a->qb, (size_t)Dk, n, half, Dk, true);
-        pairs_mm(a->dqb, (size_t)Dk, k->sp, KB / 2, 1, a->kb + pk * (size_t)Dk / 2, (size_t)Dk, k->n, keys, Dk, true);
+        pairs_mm(k->tiles, R(a->dkv->v) + vat, ldv, a->pb, 1, KB, a->gb, (size_t)Dv, n, half, Dv, true);
+        pairs_mm(k->tiles, R(a->dkv->k) + kat, ldk, a->db, 1, KB, a->qb, (size_t)Dk, n, half, Dk, true);
+        pairs_mm(k->tiles, a->dqb, (size_t)Dk, k->sp, KB / 2, 1, a->kb + pk * (size_t)Dk / 2, (size_t)Dk, k->n, keys,
+                 Dk, true);
         return;
     }
     tile_mm(R(a->dkv->v) + vat, ldv, k->s, 1, KB, a->g, (size_t)Dv, n, k->n, Dv);
@@ -140,7 +143,7 @@ static void attend_backward(Run *r, Into dq, const KvInto *drows, Tensor dout, T
                 a.ds = a.dqb + (size_t)QB * (size_t)Dk;
                 block_place(&k, m, Dk, Dv, spec);
                 if (pairs) {
-                    block_place_pairs(&k, m + numbers);
+                    block_place_pairs(&k, r->dev->pair_product, m + numbers);
                     back_place_pairs(&a, (Pair *)(m + numbers + block_pairs(Dk)), Dk, Dv);
                 }
                 k.delay = kv->s.delay;

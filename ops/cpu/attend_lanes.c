@@ -81,7 +81,7 @@ static void attend_rows(Block *k, const Lanes *t, int lane, int from, int to, in
         if (k->qp) {
             pairs_turned(turned, rows_stored((const uint16_t *)key, (size_t)Dk), n, Dk);
             pairs_below(below, rows_stored((const uint16_t *)value, ldv), n, k->Dv);
-            pairs_mm(k->s, KB, k->qp, (size_t)Dk / 2, 1, turned, KB, k->n, Dk / 2, in_vectors(n), false);
+            pairs_mm(k->tiles, k->s, KB, k->qp, (size_t)Dk / 2, 1, turned, KB, k->n, Dk / 2, in_vectors(n), false);
             absorb(k, NULL, 0, below, t->pos + first, bias, row, n);
             continue;
         }
@@ -140,7 +140,7 @@ static void attend_lanes(Run *r, Tensor o, Tensor lse, Tensor q, const Lanes *t,
                     Block k;
                     real *own = R(mem) + (size_t)omp_get_thread_num() * (size_t)mem.n[1];
                     block_place(&k, own, Dk, Dv, spec);
-                    if (pairs && entries > FEW_ENTRIES) block_place_pairs(&k, own + block + room);
+                    if (pairs && entries > FEW_ENTRIES) block_place_pairs(&k, r->dev->pair_product, own + block + room);
                     const bool whole = t->hi[lane] - t->lo[lane] == b->pos[b->off[s]] && !any_gone(t, lane);
                     k.loose = t->s.evicts || (t->s.sparse && !whole), k.delay = t->s.delay;
                     block_load(&k, n, e0, start[s], h, group, q, o, lse, merge);

@@ -121,13 +121,20 @@ INLINE void pairs_rows(int vecs, real *C, size_t ldc, const Pair *A, size_t ars,
         default: pairs_kernel(PAIR_ROWS, vecs, C, ldc, A, ars, aks, B, ldb, K, add);
         }
 }
-/* C (M,N) = A (M,2K) B (2K,N), or += if `add`; N in whole vectors. */
-static void pairs_mm(real *C, size_t ldc, const Pair *A, size_t ars, size_t aks, const Pair *B, size_t ldb, int M,
-                     int K, int N, bool add) {
+/* As PairProduct. */
+static void pairs_vectors(real *C, size_t ldc, const Pair *A, size_t ars, size_t aks, const Pair *B, size_t ldb, int M,
+                          int K, int N, bool add) {
     for (int c = 0; c < N; c += PAIR_VECS * W) switch (imin(PAIR_VECS, (N - c) / W)) {
         case 1: pairs_rows(1, C + c, ldc, A, ars, aks, B + c, ldb, M, K, add); break;
         case 2: pairs_rows(2, C + c, ldc, A, ars, aks, B + c, ldb, M, K, add); break;
         case 3: pairs_rows(3, C + c, ldc, A, ars, aks, B + c, ldb, M, K, add); break;
         default: pairs_rows(PAIR_VECS, C + c, ldc, A, ars, aks, B + c, ldb, M, K, add);
         }
+}
+static inline void pairs_mm(PairProduct *tiles, real *C, size_t ldc, const Pair *A, size_t ars, size_t aks,
+                            const Pair *B, size_t ldb, int M, int K, int N, bool add) {
+    if (tiles)
+        tiles(C, ldc, A, ars, aks, B, ldb, M, K, N, add);
+    else
+        pairs_vectors(C, ldc, A, ars, aks, B, ldb, M, K, N, add);
 }

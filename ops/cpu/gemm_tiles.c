@@ -271,3 +271,62 @@ static void few_panel(const Work *w, const void *B, int p, Pair *mem) {
         default: few_tiles(1, 4, w, B, v0 * W, v * W, mem);
         }
 }
+
+/* ---- attention's products ---------------------------------------------------------------------------------------- */
+
+/* A tile of columns k..k+n-1 of 16 rows, which lie as PairProduct has them; the rest is 0. */
+static inline void left_tile(Pair *to, const Pair *A, size_t ars, size_t aks, int n) {
+    __m512i r[W];
+    for (int i = 0; i < W; i++) {
+        const __mmask16 part = aks == 1 ? (__mmask16)((1u << n) - 1) : i < n ? 0xFFFF : 0;
+        r[i] = _mm512_maskz_loadu_epi32(part, A + (size_t)i * (aks == 1 ? ars : aks));
+    }
+    if (aks != 1) turn_registers(r);
+    for (int i = 0; i < W; i++) _mm512_storeu_si512(to + i * W, r[i]);
+}
+/* Two tiles of rows by two of columns at a time. What is in place is read in place; a last step of less than 16 pairs,
+ * and a left operand with k down its columns, go through tiles of their own. */
+void PAIR_PRODUCT(OPS_ISA)(real *C, size_t ldc, const Pair *A, size_t ars, size_t aks, const Pair *B, size_t ldb, int M,
+                           int K, int N, bool add) {
+    enum { ACROSS = 4, ALONG = 2 };
+    const int whole = K / W * W, rest = K - whole, turned = aks != 1, along = turned ? (K + W - 1) / W : 1;
+    Pair left[ACROSS * ALONG * TILE] __attribute__((aligned(64))), right[2 * TILE] __attribute__((aligned(64)));
+    CHECK(M <= ACROSS * W && N % W == 0 && (aks == 1 || (ars == 1 && along <= ALONG)), "(%d,%d,%d), steps %zu, %zu", M,
+          N, K, ars, aks);
+    for (int i = 0; (turned || rest) && i < M; i += W)
+        for (int k = turned ? 0 : whole, t = i / W * along; k < K; k += W, t++)
+            left_tile(left + t * TILE, A + (size_t)i * ars + (size_t)k * aks, ars, aks, imin(W, K - k));
+    const size_t row = W * sizeof(Pair), tile = TILE * sizeof(Pair);
+    tiles_open();
+    for (int c = 0; c < N; c += 2 * W) {
+        const int nj = imin(2, (N - c) / W);
+        if (rest) memset(right, 0, sizeof right);
+        for (int k = 0; k < rest; k++)
+            for (int j = 0; j < nj; j++)
+                memcpy(right + j * TILE + k * W, B + (size_t)(whole + k) * ldb + (size_t)(c + j * W), row);
+        for (int i = 0; i < M; i += 2 * W) {
+            const Pair *packed = left + i / W * along * TILE;
+            const Side placed = {(const char *)(A + (size_t)i * ars), ars * sizeof(Pair), W * ars * sizeof(Pair), row},
+                       moved = {(const char *)packed, row, (size_t)along * tile, tile},
+                       last = {(const char *)(packed + (along - 1) * TILE), row, (size_t)along * tile, tile},
+                       b = {(const char *)(B + c), ldb * sizeof(Pair), row, W * ldb * sizeof(Pair)},
+                       b_last = {(const char *)right, row, tile, tile};
+            const Side a = turned ? moved : placed;
+            float *to = C + (size_t)i * ldc + c;
+            const int rows = imin(2 * W, M - i), cols = nj * W;
+#define KERNEL(ni, nj)                                                                  \
+    do {                                                                                \
+        if (whole) kernel(ni, nj, to, ldc, a, b, whole / W, rows, cols, !add);          \
+        if (rest) kernel(ni, nj, to, ldc, last, b_last, 1, rows, cols, !add && !whole); \
+    } while (0)
+            switch (2 * (rows > W) + (nj > 1)) {
+            case 0: KERNEL(1, 1); break;
+            case 1: KERNEL(1, 2); break;
+            case 2: KERNEL(2, 1); break;
+            default: KERNEL(2, 2);
+            }
+#undef KERNEL
+        }
+    }
+    tiles_close();
+}

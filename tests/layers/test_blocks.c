@@ -207,7 +207,7 @@ static void golden_block(const RowCodec *codec, const char *hex) {
     Cache c;
     Rig g;
     Err e = {0};
-    rig_open(&g, (Table){"baseline", &ops_cpu_baseline}, 1, 1 << 20);
+    rig_open(&g, (Table){"baseline", &ops_cpu_baseline, NULL}, 1, 1 << 20);
     cr_assert(kv_open(&c, &shape, 1, 1, 100, ROWS, 0, true, false, &e), "%s", e.msg);
     kv_turns(kv_slot(&c, 0), &(Rope){.n = 2, .factor = 1, .f = {0.3}});
     for (int at = 0, n; at < ROWS; at += n) {
@@ -224,7 +224,7 @@ static void golden_block(const RowCodec *codec, const char *hex) {
         }
         g.run.batch = &b;
         cr_assert(kv_begin(&c, &b, &e), "%s", e.msg);
-        rig_use(&g, (Table){"baseline", &ops_cpu_baseline}, 1);
+        rig_use(&g, (Table){"baseline", &ops_cpu_baseline, NULL}, 1);
         CALL(&g, (kv_append(&g.run, kv_slot(&c, 0), &kv, NULL), 0));
         kv_end(&c, &b, NULL);
         arena_release(&g.mem, mark);

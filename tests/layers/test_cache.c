@@ -60,7 +60,7 @@ static void schedule(const KvTier *tier, int draw, int steps, const RowCodec *co
         s[i].codec = codec, s[i].evicts = false;
         if (draw % 4 != 3 && i == 3) s[i].delay = 0;
     }
-    rig_open(&g, (Table){"baseline", &ops_cpu_baseline}, 1, 1 << 20);
+    rig_open(&g, (Table){"baseline", &ops_cpu_baseline, NULL}, 1, 1 << 20);
     int nseq = 2 + roll(&dice, PLAIN_SEQS - 1), P = page_rows[draw % 5], most = draw % 3 ? 9 : 40;
     plain_open_tier(&m, tier, s, PLAIN_SLOTS, nseq, 20 + roll(&dice, 100), 48, P);
     plain_check(&m, "empty");
@@ -139,7 +139,7 @@ typedef struct {
     Plain m;
 } Bench;
 static void bench_open(Bench *b, KvShape s, int P) {
-    rig_open(&b->g, (Table){"baseline", &ops_cpu_baseline}, 1, 1 << 20);
+    rig_open(&b->g, (Table){"baseline", &ops_cpu_baseline, NULL}, 1, 1 << 20);
     plain_open(&b->m, &s, 1, 3, 100, 40, P);
 }
 static void bench_close(Bench *b) {

@@ -26,7 +26,7 @@ static void layer_open(Layer1 *a, DmcCfg c, int T) {
     Err e = {0};
     *a = (Layer1){.c = c, .T = T, .off = {0, T}, .id = {7}};
     cr_assert(dmc_mixer.check(&a->c, &e), "%s", e.msg);
-    rig_open(&a->g, (Table){"baseline", &ops_cpu_baseline}, 2, 8 << 20);
+    rig_open(&a->g, (Table){"baseline", &ops_cpu_baseline, NULL}, 2, 8 << 20);
     for (int i = 0; i < T; i++) a->pos[i] = a->idx[i] = i;
     a->g.batch = (Batch){
         .B = 1, .N = T, .off = a->off, .seq = a->seq, .of = a->of, .pos = a->pos, .first = a->first, .id = a->id};

@@ -147,7 +147,7 @@ Test(kvquant, keys_are_stored_as_before_their_rotation, .timeout = 60) {
                 memset(kv.v.p, 0, tensor_bytes(kv.v));
                 g.run.batch = &b;
                 cr_assert(kv_begin(&c, &b, &e), "%s", e.msg);
-                rig_use(&g, (Table){"baseline", &ops_cpu_baseline}, 1);
+                rig_use(&g, (Table){"baseline", &ops_cpu_baseline, NULL}, 1);
                 CALL(&g, (kv_append(&g.run, kv_slot(&c, 0), &kv, NULL), 0));
                 kv_end(&c, &b, NULL);
                 arena_release(&g.mem, mark);

@@ -5,7 +5,9 @@
 #include "ops/isa_table.h"
 
 #if defined(__x86_64__) && !defined(KV_DOUBLE)
-extern GemmBf16 gemm_bf16_amx_emulated __attribute__((weak)); /* of tests-f32 alone */
+/* Of tests-f32 alone. */
+extern GemmBf16 gemm_bf16_amx_emulated __attribute__((weak));
+extern PairProduct pair_product_amx_emulated __attribute__((weak));
 
 /* The best instruction set with products by the emulation. */
 static const Isa *emulated(void) {
@@ -16,6 +18,7 @@ static const Isa *emulated(void) {
     cr_assert(isa_find("avx512bf16", &base, &e), "TEST_ISA=amx_emulated: %s", e.msg);
     isa = *base;
     isa.name = "amx_emulated", isa.label = "avx512bf16+amx", isa.gemm_bf16 = gemm_bf16_amx_emulated;
+    isa.pairs = pair_product_amx_emulated;
     return &isa;
 }
 #endif

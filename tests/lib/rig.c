@@ -1,4 +1,5 @@
 #include "rig.h"
+#include "ops/amx.h"
 #include <sys/mman.h>
 #include <unistd.h>
 
@@ -30,25 +31,41 @@ static const double unit = sizeof(real) == 4 ? 0x1p-24 : 0x1p-53;
 int rig_tables(Table out[TABLES_MAX]) {
     int n = 0;
     if (cuda_ops()) { /* a runner that has the CUDA backend is there for it; the CPU's tables have their own */
-        out[0] = (Table){"cuda", cuda_ops()};
+        out[0] = (Table){"cuda", cuda_ops(), NULL};
         return 1;
     }
 #if defined(__aarch64__)
-    out[n++] = (Table){"neon", &ops_cpu_baseline};
+    out[n++] = (Table){"neon", &ops_cpu_baseline, NULL};
 #else
-    out[n++] = (Table){"baseline", &ops_cpu_baseline};
+    out[n++] = (Table){"baseline", &ops_cpu_baseline, NULL};
 #endif
 #if defined(__x86_64__) && !defined(KV_DOUBLE)
     __builtin_cpu_init();
     #define HAS __builtin_cpu_supports
     bool avx2 = HAS("avx2") && HAS("fma") && HAS("bmi2");
     bool avx512 = HAS("avx512f") && HAS("avx512bw") && HAS("avx512dq") && HAS("avx512vl") && HAS("avx512cd");
-    if (avx2) out[n++] = (Table){"avx2", &ops_cpu_avx2};
-    if (avx2 && avx512) out[n++] = (Table){"avx512", &ops_cpu_avx512};
-    if (avx2 && avx512 && HAS("avx512bf16")) out[n++] = (Table){"avx512bf16", &ops_cpu_avx512bf16};
+    if (avx2) out[n++] = (Table){"avx2", &ops_cpu_avx2, NULL};
+    if (avx2 && avx512) out[n++] = (Table){"avx512", &ops_cpu_avx512, NULL};
+    if (avx2 && avx512 && HAS("avx512bf16")) out[n++] = (Table){"avx512bf16", &ops_cpu_avx512bf16, NULL};
 #endif
 #ifdef __SANITIZE_ADDRESS__ /* all others run without it, and it triples their time: the plainest and the widest vectors */
     if (n > 2) out[1] = out[n - 1], n = 2;
+#endif
+    return n;
+}
+
+#if defined(__x86_64__) && !defined(KV_DOUBLE)
+extern PairProduct pair_product_amx_emulated __attribute__((weak)); /* of tests-f32 alone */
+#endif
+int rig_pairs(Table out[TABLES_MAX]) {
+    int n = rig_tables(out);
+#if defined(__x86_64__) && !defined(KV_DOUBLE)
+    Err e = {0};
+    const Ops *ops = out[n - 1].ops;
+    if (ops != &ops_cpu_avx512bf16) return n;
+    cr_assert(pair_product_amx_emulated, "no emulation of tiles in this program");
+    out[n++] = (Table){"avx512bf16, tiles emulated", ops, pair_product_amx_emulated};
+    if (amx_there() && amx_permitted(&e)) out[n++] = (Table){"avx512bf16+amx", ops, pair_product_amx};
 #endif
     return n;
 }
@@ -78,7 +95,7 @@ void rig_open(Rig *g, Table t, int threads, size_t mem_bytes) {
         g->dev = cuda ? cuda : (cuda = g->dev);
     else
         g->dev->isa = t.name;
-    g->dev->ops = t.ops;
+    g->dev->ops = t.ops, g->dev->pair_product = t.pairs;
     /* Cases write and read tensors where they lie, so that they lie where the host can. */
     cr_assert(arena_open_at(&g->mem, device_memory(g->dev, true), "test", mem_bytes, true, &e), "%s", e.msg);
     g->run = run_make(g->dev, &g->scratch);
@@ -90,6 +107,7 @@ void rig_close(Rig *g) {
 }
 void rig_use(Rig *g, Table t, int threads) {
     g->run.ops = g->dev->ops = t.ops;
+    g->dev->pair_product = t.pairs;
     g->table = t.name;
     g->dev->threads = threads;
     g->hash = 0;

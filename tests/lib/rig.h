@@ -12,12 +12,14 @@ typedef double wide;
 
 /* ---- op tables ----------------------------------------------------------------------------------------------------
  */
-enum { TABLES_MAX = 4 };
+enum { TABLES_MAX = 6 };
 typedef struct {
     const char *name;
     const Ops *ops;
+    PairProduct *pairs; /* attention's products in tiles; NULL: in the table's vectors */
 } Table;
 int rig_tables(Table out[TABLES_MAX]); /* those that this processor can run; of a CUDA build its own */
+int rig_pairs(Table out[TABLES_MAX]);  /* and the last one with products in tiles: emulated, and the processor's */
 Table rig_first(void);                 /* the first of them */
 int rig_threads(void);                 /* numbers of threads to try, from 1: an emulated device is slow and has none */
 bool rig_emulated(Device *);           /* the device is tests/simt's, which watches and can be made to fail */

@@ -77,7 +77,7 @@ OP_TEST(linear_many_backward, 0, 0)
  */
 Test(ops, embed_refuses_a_token_outside, .signal = SIGABRT, .init = cr_redirect_stderr) {
     Rig g;
-    rig_open(&g, (Table){"baseline", &ops_cpu_baseline}, 1, 1 << 16);
+    rig_open(&g, (Table){"baseline", &ops_cpu_baseline, NULL}, 1, 1 << 16);
     Tensor table = RANDOM(&g, "table", 3, 4), y = EMPTY(&g, "y", 1, 4);
     g.scratch = (Arena){.base = g.mem.base};
     g.run.ops->embed(&g.run, y, table, (int[]){3}, 1);

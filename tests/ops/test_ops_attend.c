@@ -469,7 +469,7 @@ static void rounded_forward(Rig *g, int draw, int noticed[FAULTS], double *worst
     Forward want = attend_ref(p, q, &kv, ABSENT, ABSENT, RIGHT);
     Table tables[TABLES_MAX];
     rig_pass(g, p);
-    for (int k = 0, n = rig_tables(tables); k < n; k++) {
+    for (int k = 0, n = rig_pairs(tables); k < n; k++) {
         uint64_t alone = 0;
         for (int threads = 1; threads <= rig_threads(); threads++) {
             rig_use(g, tables[k], threads);
@@ -515,7 +515,7 @@ static void rounded_backward(Rig *g, int draw, int noticed[FAULTS], double *wors
     for (Fault f = DROPS_A_KEY; f < FAULTS; f++) wrong[f] = backward_ref(p, &t, f);
     Table tables[TABLES_MAX];
     rig_pass(g, p);
-    for (int k = 0, n = rig_tables(tables); k < n; k++) {
+    for (int k = 0, n = rig_pairs(tables); k < n; k++) {
         uint64_t alone = 0;
         for (int threads = 1; threads <= rig_threads(); threads++) {
             Mark mark = arena_mark(&g->mem);
@@ -615,7 +615,7 @@ static void in_memory(Rig *g, int draw) {
 Test(ops, attend_of_activations_in_bf16) {
     Table tables[TABLES_MAX];
     if (cuda_ops()) return; /* tests/simt/test_cuda_bf16.c */
-    for (int k = 0, n = rig_tables(tables); k < n; k++)
+    for (int k = 0, n = rig_pairs(tables); k < n; k++)
         for (int draw = 0; draw < ROUNDED_DRAWS; draw++) {
             Rig g;
             rig_open(&g, tables[k], 1 + draw % 3, (size_t)64 << 20);

@@ -152,7 +152,7 @@ static void read_with(Rig *g, Reader *a, bool faults) {
     Table tables[TABLES_MAX];
     RowList out = g->run.out;
     g->run.out = a->out;
-    for (int k = 0, n = rig_tables(tables); k < n; k++) {
+    for (int k = 0, n = g->dev->pairs ? rig_pairs(tables) : rig_tables(tables); k < n; k++) {
         uint64_t alone = 0;
         for (int threads = 1; threads <= rig_threads(); threads++) {
             Mark mark = arena_mark(&g->mem);

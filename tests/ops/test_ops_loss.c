@@ -176,7 +176,7 @@ Test(ops, linear_xent_hits_ties_and_nan) {
 }
 Test(ops, linear_xent_refuses_a_target_outside, .signal = SIGABRT, .init = cr_redirect_stderr) {
     Rig g;
-    rig_open(&g, (Table){"baseline", &ops_cpu_baseline}, 1, 1 << 16);
+    rig_open(&g, (Table){"baseline", &ops_cpu_baseline, NULL}, 1, 1 << 16);
     Tensor x = RANDOM(&g, "x", 1, 4), w = RANDOM(&g, "w", 3, 4), nll = EMPTY(&g, "nll", 1);
     OP(&g, linear_xent, nll, NULL, NOWHERE, ABSENT, x, w, LOGITS_PLAIN, (int[]){3}, NULL);
 }
@@ -260,7 +260,7 @@ void case_sumsqs_there(Rig *g, int N, int d) {
 OP_TEST(sumsqs_there, EXACT, 0)
 Test(ops, sumsq_of_nothing) {
     Rig g;
-    rig_open(&g, (Table){"baseline", &ops_cpu_baseline}, 1, 0);
+    rig_open(&g, (Table){"baseline", &ops_cpu_baseline, NULL}, 1, 0);
     cr_assert(g.run.ops->sumsq(&g.run, ABSENT) == 0);
     rig_close(&g);
 }
@@ -291,7 +291,7 @@ static void product(Rig *g, GemmShape s) {
 Test(ops, gemm_on_a_full_region) {
     Rig g;
     struct rlimit none = {1, 1};
-    rig_open(&g, (Table){"baseline", &ops_cpu_baseline}, 1, (size_t)2 << 20);
+    rig_open(&g, (Table){"baseline", &ops_cpu_baseline, NULL}, 1, (size_t)2 << 20);
     GemmShape s = {.M = 16, .N = 16, .K = 16, .lda = 16, .ldb = 16, .ldc = 16};
     Tensor A = RANDOM(&g, "A", 16, 16), B = RANDOM(&g, "B", 16, 16), C = RANDOM(&g, "C", 16, 16),
            D = RANDOM(&g, "D", 16, 16);
@@ -317,7 +317,7 @@ Test(ops, gemm_on_a_full_region) {
 #endif
 Test(ops, gemm) {
     Rig g;
-    rig_open(&g, (Table){"baseline", &ops_cpu_baseline}, 2, (size_t)2 << 20);
+    rig_open(&g, (Table){"baseline", &ops_cpu_baseline, NULL}, 2, (size_t)2 << 20);
     const int sizes[] = {1, 3, 16, 65};
     for (int i = 0; i < 4 * 4 * 4 * 8; i++) { /* 512 shapes; every transpose, with rows wider than they need be */
         GemmShape s = {.M = sizes[i & 3],

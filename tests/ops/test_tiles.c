@@ -9,6 +9,7 @@
     #include "ops/amx.h"
 
 GemmBf16 gemm_bf16_amx_emulated;
+PairProduct pair_product_amx_emulated;
 
 /* ---- the emulation ------------------------------------------------------------------------------------------------
  */
@@ -213,6 +214,82 @@ Test(tiles, a_form_is_tried_before_it_is_used) {
         e = (Err){0};
         cr_assert(!gemm_bf16_agrees(wrong[i], gemm_bf16_avx512bf16, &e), "mistake %zu", i);
         cr_assert(e.status == EXIT_RUNTIME && strstr(e.msg, "in a product (") && !strchr(e.msg, '\n'), "%s", e.msg);
+    }
+}
+
+/* ---- products of pairs, for attention ------------------------------------------------------------------------------
+ */
+
+enum { GAP = 3 }; /* elements behind a row that are nobody's: NaN to read, and not to be written */
+typedef struct {
+    int M, K, N;
+    bool turned, add; /* A's k down its columns */
+} PairShape;
+static float drawn(uint64_t stream, size_t i) { return bf16_to(bf16_from((float)(2 * rng_uniform(stream, i) - 1))); }
+/* Each operand ends where its memory does, so that a sanitizer sees a read past it. Returns the worst error, in units
+ * of the bound of any order of the sums. */
+static double pairs_tried(PairProduct *run, PairShape s) {
+    const float nan = (float)NAN;
+    const int across = (s.M + 15) / 16 * 16, lda = s.turned ? across + GAP : s.K + GAP, ldb = s.N + GAP,
+              ldc = s.N + GAP;
+    const size_t na = (size_t)(s.turned ? (s.K - 1) * lda + across : (across - 1) * lda + s.K),
+                 nb = (size_t)((s.K - 1) * ldb + s.N), nc = (size_t)((s.M - 1) * ldc + s.N);
+    uint32_t *a = xcalloc(na, sizeof *a), *b = xcalloc(nb, sizeof *b);
+    float *c = xcalloc(nc, sizeof *c), *old = xcalloc(nc, sizeof *old);
+    double worst = 0;
+    for (size_t i = 0; i < na; i++) {
+        const size_t line = i / (size_t)lda, at = i % (size_t)lda;
+        const bool there = s.turned ? at < (size_t)s.M : line < (size_t)s.M && at < (size_t)s.K;
+        a[i] = there ? pair(drawn(1, 2 * i), drawn(1, 2 * i + 1)) : pair(nan, nan);
+    }
+    for (size_t i = 0; i < nb; i++)
+        b[i] = i % (size_t)ldb < (size_t)s.N ? pair(drawn(2, 2 * i), drawn(2, 2 * i + 1)) : pair(nan, nan);
+    for (size_t i = 0; i < nc; i++) c[i] = old[i] = s.add || i % (size_t)ldc >= (size_t)s.N ? drawn(3, i) : nan;
+    const size_t ars = s.turned ? 1 : (size_t)lda, aks = s.turned ? (size_t)lda : 1;
+    run(c, (size_t)ldc, a, ars, aks, b, (size_t)ldb, s.M, s.K, s.N, s.add);
+    for (size_t i = 0; i < nc; i++) {
+        const size_t m = i / (size_t)ldc, n = i % (size_t)ldc;
+        if (n >= (size_t)s.N) {
+            cr_assert(c[i] == old[i], "(%d,%d,%d): %zu elements behind row %zu are not as before", s.M, s.K, s.N,
+                      n - (size_t)s.N, m);
+            continue;
+        }
+        double want = s.add ? (double)old[i] : 0, size = fabs(want);
+        for (size_t k = 0; k < (size_t)s.K; k++)
+            for (int odd = 0; odd < 2; odd++) {
+                const double x = (double)tile_number(a[m * ars + k * aks], odd),
+                             y = (double)tile_number(b[k * (size_t)ldb + n], odd);
+                want += x * y, size += fabs(x * y);
+            }
+        const double error = fabs((double)c[i] - want) / ((2 * s.K + 2) * 0x1p-24 * size);
+        cr_assert(error <= 1, "(%d,%d,%d)%s%s: (%zu,%zu) is %.9g, not %.9g", s.M, s.K, s.N, s.turned ? " turned" : "",
+                  s.add ? " added" : "", m, n, (double)c[i], want);
+        worst = fmax(worst, error);
+    }
+    free(a), free(b), free(c), free(old);
+    return worst;
+}
+Test(tiles, products_of_pairs) {
+    static const int rows[] = {1, 15, 16, 17, 32, 40, 64}, pairs[] = {1, 8, 15, 16, 17, 24, 32, 40, 288},
+                     columns[] = {16, 32, 48, 64, 576};
+    PairProduct *forms[2] = {pair_product_amx_emulated};
+    Err e = {0};
+    __builtin_cpu_init();
+    if (!__builtin_cpu_supports("avx512bf16")) return; /* the emulation multiplies alone */
+    if (amx_there() && amx_permitted(&e)) forms[1] = pair_product_amx;
+    for (int f = 0, tried = 0; f < 2 && forms[f]; f++, tried = 0) {
+        double worst = 0;
+        for (size_t m = 0; m < sizeof rows / sizeof *rows; m++)
+            for (size_t k = 0; k < sizeof pairs / sizeof *pairs; k++)
+                for (size_t n = 0; n < sizeof columns / sizeof *columns; n++)
+                    for (int how = 0; how < 4; how++) {
+                        const PairShape s = {rows[m], pairs[k], columns[n], how & 1, how & 2};
+                        if (s.turned && s.K > 32) continue;
+                        if (columns[n] == 576 && (m + k) % 4) continue;
+                        if (!check_sampled(tried++)) continue;
+                        worst = fmax(worst, pairs_tried(forms[f], s));
+                    }
+        check_log(f ? "products of pairs in tiles" : "products of pairs in emulated tiles", worst, 1, 0, tried);
     }
 }
 #endif
