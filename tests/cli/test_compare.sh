@@ -321,6 +321,15 @@ ok $wide lrs='[1e-5, 3e-5]' "$rows" dir="$tmp/wide2"
 [ "$(begun "$tmp/out")" -eq 1 ] || wrong "one rate was lost, but: $(cat "$tmp/out")"
 ok $wide lrs='[1e-5, 3e-5]' "$rows" dir="$tmp/wide2" widen=2 # one more, and the seed again at the new rate
 [ "$(begun "$tmp/out")" -eq 2 ] && grep -q ' 2.7e-4 ' "$tmp/wide2/table.md" || wrong "$(cat "$tmp/out")"
+rm -rf "$tmp/wide2"
+ok $wide lrs='[1e-5, 3e-5]' widen=0 budget.tune_tokens=1280 "$rows" dir="$tmp/wide2" # half of the steps
+for run in lr-3e-5-seed-0:TUNE lr-3e-5-seed-1:ALL; do
+    steps=$(field "$tmp/wide2/mha/${run%:*}.json" steps)
+    case $run:$steps in *TUNE:5 | *ALL:10) ;; *) wrong "$run has $steps steps" ;; esac
+done
+grep -q 'of 2 learning rates at seed 0 after 1,280 tokens, then' "$tmp/wide2/table.md" || wrong "$(cat "$tmp/wide2/table.md")"
+refused "budget.tune_tokens: 3 are less than one step" $wide budget.tune_tokens=3 dir="$tmp/no/such"
+refused "optim.warmup: 6 steps are more than the 5 of budget.tune_tokens" $wide budget.tune_tokens=1280 base.optim.warmup=6 dir="$tmp/no/such"
 refused "tune_seed too" $ci dir="$tmp/no/such" tune_seed=2
 verdict widened
 

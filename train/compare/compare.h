@@ -62,7 +62,7 @@ typedef struct {
     int reference; /* index of the row that continues the same source as it is, with the same teacher, -1: none */
     Config cfg;    /* settings of any of its runs, except run.dir, run.seed, init_from and the learning rate */
     double decay;  /* optim.min_lr / optim.lr of its settings */
-    int64_t steps;
+    int64_t steps, tune_steps; /* tune_steps: of runs at tune_seed */
     size_t params, hidden; /* hidden: of the first feed-forward part */
     /* by formula: one token's bytes as far as they grow without limit, states, all at measure.context and at the
      * contexts */
@@ -80,7 +80,7 @@ typedef struct {
     int64_t tune_seed;
     Ints seeds;
     struct {
-        int64_t tokens;
+        int64_t tokens, tune_tokens;
         double max_passes, max_seconds;
     } budget;
     struct {
@@ -137,6 +137,7 @@ json_t *compare_convert_record(const Compare *, const CompareRow *, int64_t seed
 /* The checkpoint from which a mark's run continues; NULL: it starts where the row does. malloc'ed */
 char *compare_mark_start(const Compare *, const CompareRow *, double lr, int64_t seed, int mark);
 int compare_runs(const CompareRow *); /* of a seed: marks, or 1 */
+int64_t compare_steps(const Compare *, const CompareRow *, int64_t seed, int mark); /* of a run */
 
 /* ---- runs ----------------------------------------------------------------------------------------------------------
  */

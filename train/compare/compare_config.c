@@ -16,6 +16,10 @@ static const Key match_keys[] = {
     {0}};
 static const Key budget_keys[] = {{"tokens", KEY_LONG, AT(budget.tokens), NULL, 1, 1e15,
                                    "tokens to train on in one run, at most", 0, 0},
+                                  {"tune_tokens", KEY_LONG, AT(budget.tune_tokens), "0", 0, 1e15,
+                                   "tokens of a run that tries a learning rate, at most, in rows without stages; 0: as "
+                                   "many as any run",
+                                   0, 0},
                                   {"max_passes", KEY_FLOAT, AT(budget.max_passes), "0", 0, 1e9,
                                    "passes over the training text, at most; 0: no limit", 0, 0},
                                   {"max_seconds", KEY_FLOAT, AT(budget.max_seconds), "0", 0, 1e9,
@@ -267,6 +271,11 @@ static bool steps_fit(const Compare *c, const Config *base, CompareRow *r, const
            per_step = (double)base->train.batch * base->data.seq_len;
     if (c->budget.max_passes > 0) tokens = fmin(tokens, c->budget.max_passes * (double)c->text_tokens);
     r->steps = (int64_t)(tokens / per_step);
+    r->tune_steps = r->steps;
+    if (c->budget.tune_tokens) r->tune_steps = (int64_t)(fmin(tokens, (double)c->budget.tune_tokens) / per_step);
+    if (r->steps >= 1 && r->tune_steps < 1)
+        return node_refuse(at, path, e, "budget.tune_tokens: %lld are less than one step of %.0f",
+                           (long long)c->budget.tune_tokens, per_step);
     if (r->steps >= 1) return true;
     return node_refuse(at, path, e, "a budget of %.0f tokens is less than one step of %.0f (train.batch data.seq_len)",
                        tokens, per_step);
@@ -318,6 +327,17 @@ static bool marks_hold(const CompareRow *r, const Node *at, const char *path, Er
                at, path, e,
                "optim.warmup: %lld steps are more than the %lld before the decay of mark %g %%; set it for the row",
                (long long)warmup, (long long)r->mark_hold[0], r->marks.v[0]);
+}
+
+/* The runs that try learning rates are shorter, if so, and warm up in their length. */
+static bool tuning_fits(const Compare *c, CompareRow *r, const Node *at, const char *path, Err *e) {
+    if (r->marks.n || r->cfg.nstages || !compare_tunes(c, r)) r->tune_steps = r->steps;
+    Config cfg = r->cfg;
+    cfg.train.steps = r->tune_steps;
+    int64_t warmup = config_schedule(&cfg).warmup;
+    return warmup <= r->tune_steps ||
+           node_refuse(at, path, e, "optim.warmup: %lld steps are more than the %lld of budget.tune_tokens",
+                       (long long)warmup, (long long)r->tune_steps);
 }
 
 /* The resolved settings of a row's model, as a tree. */
@@ -376,6 +396,7 @@ static bool row_read(Compare *c, int i, const Node *x, bool control, const Confi
     }
     if (!config_tree(&r->cfg, tree, 0, NULL, e)) return false;
     if (r->marks.n && !marks_hold(r, tree_get(x, "marks"), path, e)) return false;
+    if (!tuning_fits(c, r, x, path, e)) return false;
     r->decay = r->cfg.optim.lr > 0 ? r->cfg.optim.min_lr / r->cfg.optim.lr : 0;
     r->cfg.model.vocab = base->model.vocab;
     r->cfg.run.threads = base->run.threads;
@@ -558,6 +579,11 @@ char *compare_folder(const Compare *c, const CompareRow *r, double lr, int64_t s
     return xformat("%s/%s/lr-%s-seed-%lld%s", c->dir, r->name, compare_lr_name(lr, name), (long long)seed, at);
 }
 
+int64_t compare_steps(const Compare *c, const CompareRow *r, int64_t seed, int mark) {
+    if (r->marks.n) return r->mark_steps[mark];
+    return seed == c->tune_seed && compare_tunes(c, r) ? r->tune_steps : r->steps;
+}
+
 int compare_runs(const CompareRow *r) { return imax(1, r->marks.n); }
 
 char *compare_mark_start(const Compare *c, const CompareRow *r, double lr, int64_t seed, int mark) {
@@ -598,7 +624,10 @@ void compare_run_config(const Compare *c, const CompareRow *r, double lr, int64_
     cfg->optim.lr = lr;
     cfg->optim.min_lr = lr * r->decay;
     cfg->train.max_seconds = c->budget.max_seconds;
-    if (r->marks.n) mark_config(r, mark, cfg);
+    if (r->marks.n)
+        mark_config(r, mark, cfg);
+    else
+        cfg->train.steps = compare_steps(c, r, seed, mark);
     if (cfg->train.dtype == DTYPE_AUTO) cfg->train.dtype = DTYPE_F32; /* rows are compared: none by the hour's noise */
     config_save_dtype(cfg, DTYPE_F32);                                /* nor rounded, whatever the source's files are */
     free(folder);

@@ -10,6 +10,8 @@ void origin_free(Origin *o) {
 }
 
 char *compare_run_of(const Compare *c, int row, const RowResult *r, int64_t seed) {
+    /* rates are tried from a run of full length */
+    if (seed == c->tune_seed && c->row[row].tune_steps < c->row[row].steps) seed = c->seeds.v[0];
     for (int k = 0; k < c->seeds.n; k++) {
         if (c->seeds.v[k] != seed) continue;
         if (r->run[k].state < RUN_FINISHED) return NULL;
@@ -218,10 +220,10 @@ json_t *compare_json(const Compare *c, const RowResult *all, const json_t *speed
     char machine[128];
     compare_machine(machine);
     json_t *j =
-        json_pack("{s:s, s:s, s:s, s:s, s:i, s:s, s:s, s:I, s:f, s:I, s:f, s:f, s:o, s:i, s:I, s:o, s:I, s:s}",
+        json_pack("{s:s, s:s, s:s, s:s, s:i, s:s, s:s, s:I, s:f, s:I, s:I, s:f, s:f, s:o, s:i, s:I, s:o, s:I, s:s}",
                   "config", c->path, "dir", c->dir, "version", KVSMITH_VERSION, "machine", machine, "threads",
                   c->threads, "isa", c->isa, "dtype", dtype_name(c->dtype), "match_params", (json_int_t)c->match.params,
-                  "tolerance", c->match.tolerance, "budget_tokens", (json_int_t)c->budget.tokens, "max_passes",
+                  "tolerance", c->match.tolerance, "budget_tokens", (json_int_t)c->budget.tokens, "tune_tokens", (json_int_t)c->budget.tune_tokens, "max_passes",
                   c->budget.max_passes, "max_seconds", c->budget.max_seconds, "lrs", numbers_json(&c->lrs), "widen",
                   c->widen, "tune_seed", (json_int_t)c->tune_seed, "seeds", ints_json(&c->seeds), "text_tokens",
                   (json_int_t)c->text_tokens, "text_hash", c->text_hash);

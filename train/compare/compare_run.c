@@ -120,7 +120,7 @@ bool compare_look(const Compare *c, const CompareRow *row, const Config *cfg, in
     int64_t before = mark > 0 ? row->mark_hold[mark - 1] : 0;
     *r = (RunRecord){.lr = cfg->optim.lr,
                      .seed = cfg->run.seed,
-                     .steps = row->marks.n ? row->mark_steps[mark] : row->steps,
+                     .steps = compare_steps(c, row, cfg->run.seed, mark),
                      .start = before * cfg->train.batch * cfg->data.seq_len,
                      .val_loss = NAN,
                      .first_loss = NAN};

@@ -192,6 +192,8 @@ void compare_table(FILE *f, const json_t *r) {
     if (compare_table_number(r, "max_seconds") > 0) fprintf(f, " and %g s", compare_table_number(r, "max_seconds"));
     fprintf(f, " a run; the best of %zu learning rates at seed %.0f", json_array_size(json_object_get(r, "lrs")),
             compare_table_number(r, "tune_seed"));
+    if (compare_table_number(r, "tune_tokens") > 0)
+        fprintf(f, " after %s tokens", compare_table_grouped(compare_table_number(r, "tune_tokens"), a));
     if (compare_table_number(r, "widen") > 0)
         fprintf(f, ", with at most %.0f more on a side while the best is at an edge", compare_table_number(r, "widen"));
     fprintf(f, ", then %zu other seeds.\n\n", json_array_size(json_object_get(r, "seeds")));
