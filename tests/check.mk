@@ -14,6 +14,10 @@ $(BUILD)/faults/inject.so: tests/faults/inject.c tests/faults/fault.h Makefile
 	$(Q)$(CC) -std=gnu11 -g -O1 $(WARN) -D_GNU_SOURCE -I. -fPIC -shared -o $@ $< -ldl
 faults: $(FAULTS)
 	@tests/faults/run.sh $(BUILD) $(SHARE)
+# The objects of the program's library, for tests/fuzz/targets.sh.
+library-objects:
+	@echo $(OBJ32)
+.PHONY: library-objects
 # aarch64 under an emulator, beside this machine's own program.
 arm-check: $(BUILD)/kvsmith
 	@ARM_CCACHE="$(filter ccache,$(CC))" tests/arm/check.sh "$(ARM_ROOT)" $< $(BUILD)/arm
