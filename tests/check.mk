@@ -14,11 +14,17 @@ $(BUILD)/faults/inject.so: tests/faults/inject.c tests/faults/fault.h Makefile
 	$(Q)$(CC) -std=gnu11 -g -O1 $(WARN) -D_GNU_SOURCE -I. -fPIC -shared -o $@ $< -ldl
 faults: $(FAULTS)
 	@tests/faults/run.sh $(BUILD) $(SHARE)
+# The objects of the program's library, for tests/fuzz/targets.sh.
+library-objects:
+	@echo $(OBJ32)
+.PHONY: library-objects
 # aarch64 under an emulator, beside this machine's own program.
 arm-check: $(BUILD)/kvsmith
 	@ARM_CCACHE="$(filter ccache,$(CC))" tests/arm/check.sh "$(ARM_ROOT)" $< $(BUILD)/arm
 # Under sanitizers a set that this processor lacks is only linked, never run: its objects took a third of their build's time.
 ifdef SAN
+# Instrumented kernels need minutes to optimise; without the last of -O1 their tests need 2 % more time.
+$(foreach i,$(ISAS) amx amx_emulated,$(BUILD)/%.$i.o): BASE += -Og
 ifeq ($(shell grep -cm1 avx512bw /proc/cpuinfo),0)
 $(foreach i,avx512 avx512bf16 amx amx_emulated,$(BUILD)/%.$i.o): BASE += -O0 -fno-sanitize=all
 endif

@@ -1,12 +1,14 @@
 /* plans.c: DEVICE.json REFUSED CONFIG...: what cuDNN makes of the attention of every configuration, without a device: a
  * plan forward and backward for each shape of a training pass, for the device that the file describes; and for each
  * that the suites draw, which on a device expect that it is served. Prints the workspaces, and fails where one is
- * beyond its bound, or where what is refused is not what REFUSED says. */
+ * beyond its bound, or where what is refused is not what REFUSED says. As many processes as processors build them. */
 #include "model/workspace.h"
 #include "ops/cuda/sdpa.h"
 #include "ops/device.h"
 #include "ops/file.h"
 #include "shapes.h"
+#include <errno.h>
+#include <sys/wait.h>
 
 enum { SHAPES = 64, LINE = 600 };
 typedef struct {
@@ -113,29 +115,111 @@ static void refuse(Check *c, const char *line) {
     printf("not ok: refused: %s\n     the list has: %s\n", line, *want ? want : "nothing more");
     c->failures++;
 }
-/* False: refused. */
-static bool plan(Check *c, const SdpaTarget *t, const Seen *x, SdpaKind kind, bool documents) {
-    char why[300] = "", line[LINE], name[200];
+/* Writes a line to `out`: PLANNED, NOT_OK, or REFUSED with what the list has to have. False: refused. */
+#define PLANNED "plan: "
+#define NOT_OK  "not ok: "
+#define REFUSED "refused: "
+static bool plan(FILE *out, const SdpaTarget *t, const Seen *x, SdpaKind kind, bool documents) {
+    char why[300] = "", name[200];
     SdpaShape s = x->s;
     s.documents = documents;
     describe(name, sizeof name, x);
     double from = now_seconds();
     Sdpa *p = sdpa_open(t, kind, s, why);
     if (!p) {
-        const char *reason = strstr(why, ": "); /* behind the version */
-        snprintf(line, sizeof line, "%s: %s%s: %s", name, kinds[kind], documents ? " with documents" : "",
-                 strncmp(why, "cuDNN", 5) || !reason ? why : reason + 2);
-        refuse(c, line);
+        const char *reason = strstr(why, ": "); /* follows the version */
+        fprintf(out, REFUSED "%s: %s%s: %s\n", name, kinds[kind], documents ? " with documents" : "",
+                strncmp(why, "cuDNN", 5) || !reason ? why : reason + 2);
         return false;
     }
     bool much = sdpa_bytes(p) > bound(kind, &s);
-    printf("%s: %s%s: %.2f MiB, engine %d, %.1f s%s\n", name, kinds[kind], documents ? " with documents" : "",
-           mib(sdpa_bytes(p)), sdpa_engine(p), now_seconds() - from, much ? ": not ok: beyond its bound" : "");
-    if (kind == SDPA_BACKWARD && sdpa_unordered(p)) printf("not ok: its sums have no order\n"), c->failures++;
-    c->failures += much, c->plans++;
+    fprintf(out, PLANNED "%s: %s%s: %.2f MiB, engine %d, %.1f s\n", name, kinds[kind],
+            documents ? " with documents" : "", mib(sdpa_bytes(p)), sdpa_engine(p), now_seconds() - from);
+    if (much) fprintf(out, NOT_OK "%s: %s: its workspace is beyond its bound\n", name, kinds[kind]);
+    if (kind == SDPA_BACKWARD && sdpa_unordered(p)) fprintf(out, NOT_OK "%s: its sums have no order\n", name);
     sdpa_close(p);
-    fflush(stdout);
     return true;
+}
+/* All plans of a shape, after a line with the configurations that have it. */
+static void plan_shape(FILE *out, const SdpaTarget *t, const Seen *x) {
+    fprintf(out, "#%s\n", x->configs);
+    if (x->sinks || x->biased) {
+        char name[200];
+        describe(name, sizeof name, x);
+        fprintf(out, REFUSED "%s: its graphs have no such mask\n", name);
+        return;
+    }
+    bool served = plan(out, t, x, SDPA_FORWARD, false);
+    for (SdpaKind k = SDPA_BACKWARD; served && k <= SDPA_BACKWARD_UNORDERED; k++) plan(out, t, x, k, false);
+    SdpaKind last = x->drawn ? SDPA_BACKWARD_UNORDERED : SDPA_BACKWARD;
+    for (SdpaKind k = SDPA_FORWARD; served && k <= last; k++) plan(out, t, x, k, true);
+}
+
+/* ---- workers: a plan keeps one processor busy ---------------------------------------------------------------------
+ */
+enum { WORKERS = 16 };
+typedef struct {
+    FILE *out;
+    pid_t pid;
+} Worker;
+/* Worker w of n plans every n-th shape. */
+static int work(FILE *out, const Cudnn *f, const FileMap *json, const char *device, int w, int n) {
+    SdpaTarget t = {.f = f};
+    int s = f->BackendCreateDescriptor(DESC_DEVICE, &t.device);
+    if (!s) s = f->BackendSetAttribute(t.device, DEVICE_JSON, AS_CHAR, (int64_t)json->n, json->p);
+    if (!s) s = f->BackendFinalize(t.device);
+    if (s) {
+        char last[300] = "";
+        f->GetLastErrorString(last, sizeof last);
+        fprintf(stderr, "cudnn-check: %s: %s (%s)\n", device, f->GetErrorString(s), last);
+        return EXIT_RUNTIME;
+    }
+    for (int i = w; i < all.n; i += n) plan_shape(out, &t, &all.seen[i]);
+    f->BackendDestroyDescriptor(t.device);
+    return fflush(out) ? EXIT_RUNTIME : 0;
+}
+static int workers_run(Worker *at, const Cudnn *f, const FileMap *json, const char *device) {
+    int n = (int)sysconf(_SC_NPROCESSORS_ONLN);
+    n = n < 1 ? 1 : n > WORKERS ? WORKERS : n;
+    fflush(stdout);
+    for (int w = 0; w < n; w++) {
+        CHECK((at[w].out = tmpfile()) && (at[w].pid = fork()) >= 0, "worker %d: %s", w, strerror(errno));
+        if (!at[w].pid) _exit(work(at[w].out, f, json, device, w, n));
+    }
+    return n;
+}
+static void workers_wait(Check *c, Worker *at, int n) {
+    for (int w = 0; w < n; w++) {
+        int status;
+        CHECK(waitpid(at[w].pid, &status, 0) == at[w].pid, "worker %d: %s", w, strerror(errno));
+        if (status) printf(NOT_OK "worker %d of %d ended with status 0x%x\n", w, n, (unsigned)status), c->failures++;
+        rewind(at[w].out);
+    }
+}
+/* Prints what a worker wrote of its next shape, and counts it; the list of refusals is in the order of shapes. */
+static void report(Check *c, FILE *in, const Seen *x) {
+    char line[LINE], want[LINE];
+    snprintf(want, sizeof want, "#%s\n", x->configs);
+    if (!fgets(line, sizeof line, in) || strcmp(line, want)) {
+        printf(NOT_OK "no plans for a shape of%s\n", x->configs), c->failures++;
+        return;
+    }
+    fputs(line, stdout);
+    long next = ftell(in);
+    while (fgets(line, sizeof line, in) && *line != '#') {
+        next = ftell(in);
+        line[strcspn(line, "\n")] = 0;
+        if (!strncmp(line, REFUSED, strlen(REFUSED))) {
+            refuse(c, line + strlen(REFUSED));
+            continue;
+        }
+        puts(line);
+        if (!strncmp(line, PLANNED, strlen(PLANNED)))
+            c->plans++;
+        else
+            c->failures++;
+    }
+    fseek(in, next, SEEK_SET);
 }
 int main(int argc, char **argv) {
     const char *where;
@@ -170,36 +254,14 @@ int main(int argc, char **argv) {
         remember(x);
     }
     printf("cuDNN %s, %s: %d shapes of attention\n", cudnn_version(f, version), where, all.n);
-    SdpaTarget t = {.f = f};
-    int s = f->BackendCreateDescriptor(DESC_DEVICE, &t.device);
-    if (!s) s = f->BackendSetAttribute(t.device, DEVICE_JSON, AS_CHAR, (int64_t)json.n, json.p);
-    if (!s) s = f->BackendFinalize(t.device);
-    if (s) {
-        char last[300] = "";
-        f->GetLastErrorString(last, sizeof last);
-        printf("not ok: %s: %s (%s)\n", argv[1], f->GetErrorString(s), last);
-        return EXIT_RUNTIME;
-    }
-    for (int i = 0; i < all.n; i++) {
-        char name[200], line[LINE];
-        describe(name, sizeof name, &all.seen[i]);
-        printf("#%s\n", all.seen[i].configs);
-        if (all.seen[i].sinks || all.seen[i].biased) {
-            snprintf(line, sizeof line, "%s: its graphs have no such mask", name);
-            refuse(&c, line);
-            continue;
-        }
-        bool served = plan(&c, &t, &all.seen[i], SDPA_FORWARD, false);
-        for (SdpaKind k = SDPA_BACKWARD; served && k <= SDPA_BACKWARD_UNORDERED; k++)
-            plan(&c, &t, &all.seen[i], k, false);
-        SdpaKind last = all.seen[i].drawn ? SDPA_BACKWARD_UNORDERED : SDPA_BACKWARD;
-        for (SdpaKind k = SDPA_FORWARD; served && k <= last; k++) plan(&c, &t, &all.seen[i], k, true);
-    }
+    Worker at[WORKERS];
+    int n = workers_run(at, f, &json, argv[1]);
+    workers_wait(&c, at, n);
+    for (int i = 0; i < all.n; i++) report(&c, at[i % n].out, &all.seen[i]);
     char rest[LINE];
     while (fgets(rest, sizeof rest, c.refused))
         if (*rest != '#' && *rest != '\n') printf("not ok: the list has, too: %s", rest), c.failures++;
     fclose(c.refused);
-    f->BackendDestroyDescriptor(t.device);
     file_unmap(&json);
     device_close(d);
     printf("%d plans, %d refusals as listed, %d failures\n", c.plans, c.refusals, c.failures);

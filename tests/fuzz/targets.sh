@@ -80,24 +80,55 @@ fuzz_turns() {
     done
 }
 
-# The library with the fuzzer's and the sanitizers' instruments, in BUILD/fuzz. Fails with 77 where clang has no libFuzzer.
+# The objects of the program that a target may call, in BUILD/fuzz: what the targets' symbols lead to, by the symbols of the
+# program's own objects in BUILD; and of the instrumented ones, as far as they are there, whose compiler inlines otherwise.
+# All of the program's objects where BUILD does not have the program.
+fuzz_objects() { # build folder
+    local to=$1/fuzz o all=()
+    read -ra all < <(make --no-print-directory -s "BUILD=$1" library-objects) && [ ${#all[@]} -gt 100 ] || return 1
+    for o in "${all[@]}"; do
+        [ -e "$o" ] || { printf '%s\n' "${all[@]/#"$1"/$to}"; return; }
+    done
+    { nm -A "${all[@]}"; nm -A "$to"/*.target.o; (shopt -s nullglob && nm -A "${all[@]/#"$1"/$to}"); } 2>/dev/null | awk -v to="$to/" -v from="$1/" '
+        { at = index($0, ":"); file = substr($0, 1, at - 1); $0 = substr($0, at + 1); name = $NF; kind = $(NF - 1)
+          if (index(file, to) == 1) file = from substr(file, length(to) + 1)
+          if (kind == "U") { wants[file] = wants[file] " " name; if (file ~ /\.target\.o$/) todo[++n] = file }
+          else if (kind ~ /[TDBRVWCG]/) owner[name] = file }
+        END { for (i = 1; i <= n; i++) { k = split(wants[todo[i]], w, " ")
+                  for (j = 1; j <= k; j++) if ((o = owner[w[j]]) != "" && !seen[o]++) todo[++n] = o }
+              for (o in seen) if (o !~ /\.target\.o$/) print to substr(o, length(from) + 1) }'
+}
+# The library with the fuzzer's and the sanitizers' instruments, in BUILD/fuzz, and its targets' own objects. Fails with 77
+# where clang has no libFuzzer.
 fuzz_flags="-fopenmp=libgomp -w" # clang leaves OpenMP's pragmas alone with gcc's library, and warns about what is meant for gcc
 fuzz_library() {
-    local to=$1/fuzz
+    local to=$1/fuzz name objects last='' kernels parsers cc
+    cc="$(command -v ccache >/dev/null && echo ccache) clang"
     mkdir -p "$to" || return 1
     echo 'int LLVMFuzzerTestOneInput(const unsigned char *p, unsigned long n) { return !p && n; }' >"$to/probe.c"
     if ! clang -fsanitize=fuzzer "$to/probe.c" -o "$to/probe" 2>/dev/null; then
         echo "fuzz: needs clang, libclang-rt-dev and libomp-dev (./setup ci)" >&2
         return 77
     fi
-    # clang takes minutes to optimise and instrument kernels, which no parser calls: they are compiled without either.
-    make --no-print-directory "CC=$(command -v ccache >/dev/null && echo ccache) clang" BUILD="$to" CFLAGS="$fuzz_flags -O0" "$to"/f32/ops/cpu/gemm_bf16.amx.o \
-        "$to"/f32/ops/cpu/{cpu,gemm_bf16}.{baseline,avx2,avx512,avx512bf16}.o >"$to/log" 2>&1
-    make --no-print-directory "CC=$(command -v ccache >/dev/null && echo ccache) clang" BUILD="$to" SAN=1 CFLAGS="-fsanitize=fuzzer-no-link $fuzz_flags" "$to/f32/lib.a" \
-        >"$to/log" 2>&1 || { tail -n 20 "$to/log"; return 1; }
+    for name in $(fuzz_names); do
+        # shellcheck disable=SC2086 # several words
+        $cc -std=gnu11 -g -O1 -D_GNU_SOURCE -I. $fuzz_flags -fsanitize=fuzzer-no-link,address,undefined -fno-sanitize-recover=all \
+            -c -o "$to/$name.target.o" "tests/fuzz/$name.c" || return 1
+    done
+    while objects=$(fuzz_objects "$1" | LC_ALL=C sort) && [ -n "$objects" ] || { echo "fuzz: the objects of the targets are not known"; return 1; }; [ "$objects" != "$last" ]; do
+        last=$objects
+        # clang takes minutes to optimise and instrument kernels, which no parser calls: they are compiled without either.
+        kernels=$(grep '/f32/ops/cpu/' <<<"$objects") parsers=$(grep -v '/f32/ops/cpu/' <<<"$objects")
+        # shellcheck disable=SC2086 # file names without blanks
+        { [ -z "$kernels" ] || make --no-print-directory "CC=$cc" BUILD="$to" CFLAGS="$fuzz_flags -O0" $kernels; } >"$to/log" 2>&1 &&
+            make --no-print-directory "CC=$cc" BUILD="$to" SAN=1 CFLAGS="-fsanitize=fuzzer-no-link $fuzz_flags" $parsers >"$to/log" 2>&1 ||
+            { tail -n 20 "$to/log"; return 1; }
+    done
+    # shellcheck disable=SC2086
+    rm -f "$to/parsers.a" && ar rcs "$to/parsers.a" $objects
 }
 fuzz_build() { # build folder, target: BUILD/fuzz/NAME
-    clang -std=gnu11 -g -O1 -D_GNU_SOURCE -I. $fuzz_flags -fsanitize=fuzzer,address,undefined -fno-sanitize-recover=all \
-        "tests/fuzz/$2.c" "$1/fuzz/f32/lib.a" -ldnnl -lyaml -ljansson -lpcre2-8 -lutf8proc -lz -lzstd -lsodium -lm -o "$1/fuzz/$2"
+    clang -g $fuzz_flags -fsanitize=fuzzer,address,undefined -fno-sanitize-recover=all \
+        "$1/fuzz/$2.target.o" "$1/fuzz/parsers.a" -ldnnl -lyaml -ljansson -lpcre2-8 -lutf8proc -lz -lzstd -lsodium -lm -o "$1/fuzz/$2"
 }
 fuzz_limits="-max_len=16384 -timeout=10 -rss_limit_mb=1024 -close_fd_mask=3" # of one input
