@@ -18,7 +18,8 @@ WINDOWS, LENGTH, FROM = 24, 512, 64
 CODECS = ("f32", "bf16", "int8", "int8:rotate=yes", "fp8", "fp8:rotate=yes", "int4", "int4:rotate=yes", "int4:group=64",
           "int4:group=64,rotate=yes", "int3", "int3:rotate=yes", "int2", "int2:rotate=yes", "kivi4", "kivi4:group=64", "kivi4:rotate=yes", "kivi3",
           "kivi3:group=64", "kivi3:rotate=yes", "kivi2", "kivi2:group=64", "kivi2:rotate=yes", "kvquant4", "kvquant4:turned=no", "kvquant4:apart=no", "kvquant4:apart=no,turned=no", "kvquant3", "kvquant3:turned=no",
-          "kvquant3:apart=no", "kvquant3:apart=no,turned=no", "kvquant2", "kvquant2:turned=no", "kvquant2:apart=no", "kvquant2:apart=no,turned=no")
+          "kvquant3:apart=no", "kvquant3:apart=no,turned=no", "kvquant2", "kvquant2:turned=no", "kvquant2:apart=no", "kvquant2:apart=no,turned=no",
+          "zipcache", "zipcache:share=1", "zipcache:share=0.5", "zipcache:share=0.5,probes=64", "zipcache:share=0.25", "zipcache:share=0")
 
 
 def bits(codec, width=64):
@@ -27,6 +28,11 @@ def bits(codec, width=64):
         return {"f32": 32, "bf16": 16}[name]
     if name in ("int8", "fp8"):
         return 8 + 32 / width
+    if name == "zipcache":  # a block of 64 rows: which are salient, keys by element, scales of elements, values by row
+        share = float(dict(word.split("=") for word in settings.split(",") if word).get("share", 0.6))
+        kinds = [(4, int(share * 64 + 0.5)), (2, 64 - int(share * 64 + 0.5))]
+        words = 2 + width / 2 + sum(width * (1 + -(-b * n // 32)) * (n > 0) + n * (1 + b * width / 32) for b, n in kinds)
+        return round(words * 32 / (2 * 64 * width), 2)
     if name.startswith("kvquant"):
         return int(name[-1]) + (32 if "apart=no" in settings else 64) / 64
     return int(name[-1]) + 32 / (64 if "group=64" in settings else 32)
@@ -67,8 +73,8 @@ for c in CODECS:
     kl, ppl, same = map(np.array, zip(*rows[c]))
     print(f"| `{c}` | {bits(c):g} | {kl.mean():.2e} | {kl.min():.1e} to {kl.max():.1e} | "
           f"{ppl.mean():.3f} ({100 * (ppl / dense_ppl - 1).mean():+.2f} %) | {100 * same.mean():.1f} % |")
-print("\nnats a token (log scale, each line a factor of 3.16), over bits a number;\nr: keys rotated; k, R: the same of kivi; q: kvquant with all it has\n")
-points = [(bits(c), np.log10(max(np.mean([k for k, _, _ in rows[c]]), 1e-12)), ("R" if "kivi" in c else "r") if "rotate" in c else "q" if "kvquant" in c else "k" if "kivi" in c else "o") for c in CODECS
+print("\nnats a token (log scale, each line a factor of 3.16), over bits a number;\nr: keys rotated; k, R: the same of kivi; q: kvquant with all it has; z: zipcache\n")
+points = [(bits(c), np.log10(max(np.mean([k for k, _, _ in rows[c]]), 1e-12)), ("R" if "kivi" in c else "r") if "rotate" in c else "z" if "zip" in c else "q" if "kvquant" in c else "k" if "kivi" in c else "o") for c in CODECS
           if c not in ("f32", "bf16") and "=no" not in c]
 high = max(y for _, y, _ in points)
 for line in range(int(np.ceil((high - min(y for _, y, _ in points)) * 2)) + 1):

@@ -101,7 +101,8 @@ void cost_cache(const Model *m, int context, CacheCost *c) {
         }
         y->rows = s->lanes ? (int)kept : 0;
         y->token_bytes = (size_t)s->lanes * row_bytes(s) + policy_row_bytes(p, s);
-        y->state_bytes = ((size_t)s->state + carried(s)) * sizeof(real) + policy_state_bytes(p, s);
+        y->state_bytes =
+            ((size_t)s->state + carried(s)) * sizeof(real) + policy_state_bytes(p, s) + salient_state_bytes(s);
         y->bytes = (size_t)y->rows * y->token_bytes + y->state_bytes;
         if (rows_together(s)) c->at_most |= cost_blocks(s, p, context, policy_row_bytes(p, s), y);
         c->bytes_per_token += y->token_bytes;

@@ -3,6 +3,7 @@
 #include "divide.h"
 #include "ops/graph.h"
 #include "ops/host.h"
+#include "ops/salient.h"
 
 bool model_cache_open(const Model *m, Cache *c, int nseq, int max_tokens, int max_rows, int page_rows, bool dry,
                       Err *e) {
@@ -50,11 +51,14 @@ static void evicted_together(const Model *m, Workspace *ws, Run *r, int N) {
 }
 
 /* Rows of the batch whose queries a policy may come to ask: the newest of each sequence, all where any of them may be
- * the last that is accepted. Then these and the wanted ones, in order. */
-static RowList extend_asked(const Workspace *ws, const Run *r, int newest) {
+ * the last that is accepted; or the probes of a codec. Then these and the wanted ones, in order. */
+static RowList extend_asked(const Workspace *ws, const Run *r, const RowCodec *probes, int newest) {
     const Batch *b = r->batch;
     int n = 0;
     if (measuring(r)) return (RowList){b->N, ws->asked};
+    for (int i = 0; probes && i < b->N; i++)
+        if (salient_probe(probes, b->pos[i]) >= 0) ws->asked[n++] = i;
+    if (probes) return (RowList){n, ws->asked};
     for (int q = 0; q < b->B; q++)
         for (int i = r->mode & RUN_HOLD ? b->off[q] : imax(b->off[q], b->off[q + 1] - newest); i < b->off[q + 1]; i++)
             ws->asked[n++] = i;
@@ -79,13 +83,14 @@ static RowList extend_ask(const Model *m, const Workspace *ws, Run *r, const Cac
     const RowList all = {r->batch->N, ws->idx};
     for (int l = 0; l < m->L; l++) ws->probe[l] = (Probe){0};
     if (replays && !c->replay && !measuring(r)) return policy_novelty(p) ? all : want;
-    RowList asked = extend_asked(ws, r, policy_queries(p));
+    const RowCodec *codec = m->opts.codec, *probes = codec && codec->salient_bits ? codec : NULL;
+    RowList asked = extend_asked(ws, r, probes, policy_queries(p));
     if (replays) asked.n = imin(asked.n, REPLAY_ROWS);
     for (int l = 0; l < m->L; l++) {
         const Layer *y = &m->layer[l];
         const KvShape *s = &m->layer[y->kv_from].rows;
         ws->probe[l] = (Probe){.rows = asked};
-        if (!y->heads || !policy_suits(p, s)) continue;
+        if (!y->heads || !(probes ? s->codec == probes : policy_suits(p, s))) continue;
         ws->probe[l].q = SCRATCH(r, "queries asked", asked.n, y->heads, s->kdim);
         ws->probe[l].lse = SCRATCH(r, "lse of queries asked", asked.n, y->heads);
     }

@@ -104,13 +104,22 @@ static void open_rows(Model *m) {
 }
 /* A codec that rotates keys has some that are not values too: these would come back mixed. Rows that are stored
  * together cannot leave one by one. */
-static bool open_codec(const Model *m, const RowCodec *codec, Err *e) {
+static bool open_codec(Model *m, const RowCodec *codec, Err *e) {
     for (int l = 0; codec && codec->block && l < m->L; l++)
         if (m->layer[l].owner && m->layer[l].rows.evicts)
             return err_input(e,
                              "--cache-dtype %s: layer %d merges or evicts rows one by one, and this codec stores %d "
                              "together; take another, such as int4",
                              codec->name, l, codec->block);
+    for (int l = 0; codec && codec->salient_bits && l < m->L; l++) {
+        const KvShape *s = &m->layer[l].rows;
+        if (m->layer[l].owner && s->codec == codec && s->lanes && !s->heads)
+            return err_input(e,
+                             "--cache-dtype %s: it asks queries that see all rows, and layer %d has none (a window, or "
+                             "capped scores); take another, such as kivi4",
+                             codec->name, l);
+        if (m->layer[l].heads && m->layer[m->layer[l].kv_from].rows.codec == codec) m->last_asked = l;
+    }
     for (int l = 0; codec && codec->rotate && l < m->L; l++)
         if (m->layer[l].owner && m->layer[l].rows.lanes && m->layer[l].rows.alias)
             return err_input(e,
@@ -143,6 +152,11 @@ static bool open_policy_blocks(const PolicyCfg *p, const RowCodec *codec, Err *e
         return err_input(e,
                          "--policy %s: it judges rows by tokens that it feeds itself, which rows in blocks "
                          "(--cache-dtype %s) cannot be; take another codec, such as int4",
+                         p->of->name, codec->name);
+    if (policy_acts(p) && codec->salient_bits)
+        return err_input(e,
+                         "--policy %s: it evicts rows, whose attention --cache-dtype %s orders in blocks of "
+                         "neighbours; take another codec, such as kivi2",
                          p->of->name, codec->name);
     if (p->read && p->page != codec->block)
         return err_input(e,

@@ -53,6 +53,16 @@ struct RowCodec {
     size_t (*piece_bytes)(const RowCodec *, int width);
     void (*piece_encode)(const RowCodec *, void *piece, const real *from, int width);
     void (*piece_decode)(const RowCodec *, real *to, const void *piece, int width);
+    /* Of blocks whose rows differ in their bits (ops/salient.h): `share` of the rows, which get the most attention of
+     * `probes` queries of the block, have salient_bits, the others `bits`. salient_bits 0: all have `bits`. Such blocks
+     * have no pieces. keys (kdim,block), values (block,vdim); vdim 0: values are part of keys. */
+    int salient_bits, probes;
+    double share;
+    size_t (*block_bytes)(const RowCodec *, int kdim, int vdim);
+    void (*block_encode)(const RowCodec *, void *block, const real *keys, const real *values, int kdim, int vdim,
+                         const real *score);
+    /* keys or values NULL: not wanted. */
+    void (*block_decode)(const RowCodec *, real *keys, real *values, const void *block, int kdim, int vdim);
 };
 
 /* Ops.hadamard: values of a piece of a row of `width`. */
@@ -104,12 +114,13 @@ static inline size_t part_bytes(const KvShape *s, int width) {
 static inline size_t key_bytes(const KvShape *s) { return part_bytes(s, s->kdim); }
 static inline size_t value_bytes(const KvShape *s) { return s->alias ? 0 : part_bytes(s, s->vdim); }
 static inline size_t row_bytes(const KvShape *s) { return key_bytes(s) + value_bytes(s); }
-/* Rows of a block, 0: there are none. Bytes of its keys, and of all of it. */
+/* Rows of a block, 0: there are none. Bytes of its keys, where it has pieces, and of all of it. */
 static inline int rows_together(const KvShape *s) { return s->codec && s->lanes ? s->codec->block : 0; }
 static inline size_t block_key_bytes(const KvShape *s) {
     return (size_t)s->kdim * s->codec->piece_bytes(s->codec, s->codec->block);
 }
 static inline size_t block_bytes(const KvShape *s) {
+    if (s->codec->block_bytes) return s->codec->block_bytes(s->codec, s->kdim, s->alias ? 0 : s->vdim);
     const size_t values = s->alias ? 0 : (size_t)s->codec->block * s->codec->piece_bytes(s->codec, s->vdim);
     return block_key_bytes(s) + values;
 }

@@ -8,6 +8,7 @@
  * at a prompt's end, rows of blocks are kept as they were computed, too, until then: rows that stay are stored anew, 64
  * of them to a block. Later a row of a block leaves by a mark, and the block goes when all its rows have left. */
 #include "slot.h"
+#include "ops/salient.h"
 
 int blocks_first(const Slot *s, int row) { return (row + s->t.P - 1) / s->t.P * s->t.P; }
 void blocks_begin(Slot *s, int lane, const Batch *b, int q) {
@@ -35,19 +36,28 @@ RowTurns *blocks_turns(const RowCodec *c, const Rope *r) {
     }
     return t;
 }
-static void blocks_encode(const Lanes *t, char *to, const real *keys, const real *values) {
+static void blocks_pieces(const KvShape *s, char *to, const real *element, const real *values) {
+    const RowCodec *c = s->codec;
+    const size_t key = c->piece_bytes(c, c->block), value = s->alias ? 0 : c->piece_bytes(c, s->vdim);
+    for (int k = 0; k < s->kdim; k++, to += key)
+        c->piece_encode(c, to, element + (size_t)k * (size_t)c->block, c->block);
+    for (int j = 0; value && j < c->block; j++, to += value)
+        c->piece_encode(c, to, values + (size_t)j * (size_t)s->vdim, s->vdim);
+}
+/* score: what queries say about each row, of a codec that asks them. */
+static void blocks_encode(const Lanes *t, char *to, const real *keys, const real *values, const real *score) {
     const KvShape *s = &t->s;
     const RowCodec *c = s->codec;
-    const size_t rows = (size_t)c->block, D = (size_t)s->kdim, key = c->piece_bytes(c, c->block),
-                 value = s->alias ? 0 : c->piece_bytes(c, s->vdim);
+    const size_t rows = (size_t)c->block, D = (size_t)s->kdim;
     real *element = xcalloc(D * rows, sizeof *element);
     for (size_t j = 0; j < rows; j++)
         for (size_t k = 0; k < D; k++) element[k * rows + j] = keys[j * D + k];
     if (t->turns) rows_turn(t->turns, element, -1);
-    for (size_t k = 0; k < D; k++, to += key) c->piece_encode(c, to, element + k * rows, c->block);
+    if (c->block_encode)
+        c->block_encode(c, to, element, values, s->kdim, s->alias ? 0 : s->vdim, score);
+    else
+        blocks_pieces(s, to, element, values);
     free(element);
-    for (int j = 0; value && j < c->block; j++, to += value)
-        c->piece_encode(c, to, values + (size_t)j * (size_t)s->vdim, s->vdim);
 }
 /* The numbers that are kept of n rows go from one place to another. */
 static void blocks_numbers(const Slot *s, size_t to, size_t from, size_t n) {
@@ -70,8 +80,10 @@ static void blocks_store_page(Slot *s, int lane, int row, bool computed) {
     const int block = slot_take_page(s, true);
     const size_t at = (size_t)page * P;
     const char *data = t->data.p;
-    blocks_encode(t, lanes_block(t, block), (const void *)(data + slot_key(s, at)),
-                  (const void *)(data + slot_value(s, at)));
+    const real *keys = (const void *)(data + slot_key(s, at));
+    real score[SALIENT_ROWS];
+    if (t->s.codec->salient_bits) salient_score(s, lane, row, keys, score);
+    blocks_encode(t, lanes_block(t, block), keys, (const void *)(data + slot_value(s, at)), score);
     blocks_numbers(s, (size_t)block * P, at, P);
     if (computed)
         *slot_computed(s, lane, row) = page;
@@ -108,12 +120,14 @@ void blocks_decode(const Lanes *t, int page, real *keys, real *values) {
     }
     const char *in = lanes_block(t, page);
     real *element = xcalloc(D * P, sizeof *element);
-    for (size_t k = 0; k < D; k++, in += c->piece_bytes(c, c->block)) c->piece_decode(c, element + k * P, in, c->block);
+    if (c->block_decode) c->block_decode(c, element, s->alias ? NULL : values, in, s->kdim, s->alias ? 0 : s->vdim);
+    for (size_t k = 0; k < D && !c->block_decode; k++, in += c->piece_bytes(c, c->block))
+        c->piece_decode(c, element + k * P, in, c->block);
     if (t->turns) rows_turn(t->turns, element, 1);
     for (size_t j = 0; j < P; j++)
         for (size_t k = 0; k < D; k++) keys[j * D + k] = element[k * P + j];
     free(element);
-    for (size_t j = 0; values && !s->alias && j < P; j++, in += c->piece_bytes(c, s->vdim))
+    for (size_t j = 0; values && !s->alias && !c->block_decode && j < P; j++, in += c->piece_bytes(c, s->vdim))
         c->piece_decode(c, values + j * Dv, in, s->vdim);
 }
 int blocks_rows(const Slot *s, int lane) {
@@ -171,7 +185,8 @@ static int blocks_put(Slot *s, int lane, int at, Loose *x) {
         const int page = slot_take_page(s, block);
         const size_t place = (size_t)page * P;
         if (block) {
-            blocks_encode(t, lanes_block(t, page), x->key + f * D, x->value + f * Dv);
+            CHECK(!t->s.codec->salient_bits, "rows in %s that a policy chose", t->s.codec->name);
+            blocks_encode(t, lanes_block(t, page), x->key + f * D, x->value + f * Dv, NULL);
         } else {
             memcpy((char *)t->data.p + slot_key(s, place), x->key + f * D, n * D * sizeof(real));
             if (Dv) memcpy((char *)t->data.p + slot_value(s, place), x->value + f * Dv, n * Dv * sizeof(real));

@@ -367,6 +367,8 @@ static void slot_choose(const Cache *c, Slot *s) {
     const PolicyCfg *p = &c->policy;
     if (p->read && policy_suits(p, &s->t.s) && !s->t.s.coded) s->policy = *p, s->after = c->after;
     s->chosen = policy_acts(p) && policy_suits(p, &s->t.s);
+    s->queries = salient_queries(&s->t.s);
+    CHECK(!s->chosen || !s->queries, "a codec and a policy that choose rows");
     if (!s->chosen) return;
     s->t.s.sparse = true;
     s->score_of = p->of->score;
@@ -551,7 +553,7 @@ static size_t cache_number_bytes(const Cache *c, const Slot *s) {
 }
 static size_t cache_fixed_bytes(const Cache *c, const Slot *s) {
     return (s->chosen ? policy_state_bytes(&c->policy, &s->t.s) : 0) +
-           ((size_t)s->t.s.state + carried(&s->t.s)) * sizeof(real);
+           ((size_t)s->t.s.state + carried(&s->t.s)) * sizeof(real) + salient_state_bytes(&s->t.s);
 }
 size_t kv_bytes(const Cache *c, int seq) {
     size_t n = 0;

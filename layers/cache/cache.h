@@ -136,6 +136,10 @@ bool kv_selects(const Cache *, const Batch *);
 /* Passes from now on must not cross document lengths that are a multiple of this; 0: they may. */
 int kv_cut(const Cache *, int seq);
 
+/* Queries of a sequence that the codec of a slot keeps (RowCodec.probes); 0: none. Their bytes. */
+int salient_queries(const KvShape *);
+size_t salient_state_bytes(const KvShape *);
+
 /* Bytes of the rows of a lane that are seen, s0..sinks-1 and lo..hi-1, as a codec that stores rows together has them;
  * s0 begins a block. */
 size_t blocks_bytes(const KvShape *, int s0, int sinks, int lo, int hi);

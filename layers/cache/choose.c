@@ -1,10 +1,16 @@
 /* choose.c: between two passes a policy chooses the rows of lanes that stay: the queries that it asks for, what they
  * say about each row, the choice. */
 #include "slot.h"
+#include "ops/salient.h"
 #include "ops/host.h"
 
 /* ---- queries -----------------------------------------------------------------------------------------------------*/
 
+/* Where the query of a position is kept, when the newest is that of another; -1: nowhere. */
+static int choose_place(const Slot *s, int pos, int newest) {
+    if (!s->chosen) return salient_probe(s->t.s.codec, pos);
+    return pos > newest - s->queries ? pos % s->queries : -1;
+}
 void kv_ask(Run *r, Slot *s, const Probe *p, int at, const int *accept) {
     const Batch *b = r->batch;
     const size_t K = (size_t)s->t.s.lanes, all = (size_t)s->t.s.heads, own = (size_t)p->q.n[1], D = (size_t)s->t.s.kdim,
@@ -19,9 +25,9 @@ void kv_ask(Run *r, Slot *s, const Probe *p, int at, const int *accept) {
         const int row = p->rows.idx[m], q = b->of[row], end = accept ? b->off[q] + accept[q] : b->off[q + 1];
         /* of the document that continues, and none whose place a later one takes */
         if (row >= end || (b->first[end - 1] >= 0 && row < b->first[end - 1])) continue;
-        if (b->pos[row] <= b->pos[end - 1] - s->queries) continue;
-        const size_t place =
-            (size_t)(s->replays ? 0 : b->seq[q]) * (size_t)s->queries + (size_t)(b->pos[row] % s->queries);
+        const int kept = choose_place(s, b->pos[row], b->pos[end - 1]);
+        if (kept < 0) continue;
+        const size_t place = (size_t)(s->replays ? 0 : b->seq[q]) * (size_t)s->queries + (size_t)kept;
         for (size_t h = 0; h < K; h++, n++) {
             to[n] = place * all + h * (all / K) + (size_t)at, from[n] = (size_t)m * own + h * each;
             wide_to[n] = to[n] * D, wide_from[n] = from[n] * D;

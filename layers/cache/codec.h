@@ -10,12 +10,14 @@
 
 enum { CODEC_NAMES_MAX = 160, CODEC_TEXT_MAX = 120 };
 extern const RowCodec codec_f32, codec_bf16, codec_int8, codec_fp8, codec_int4, codec_int3, codec_int2, codec_kivi4,
-    codec_kivi3, codec_kivi2, codec_kvquant4, codec_kvquant3, codec_kvquant2;
+    codec_kivi3, codec_kivi2, codec_kvquant4, codec_kvquant3, codec_kvquant2, codec_zipcache;
 /* What several codecs share: rows as `real`s, and packed codes of RowCodec.bits and .group. */
 size_t codec_f32_bytes(const RowCodec *, int width), codec_packed_bytes(const RowCodec *, int width);
 void codec_f32_encode(const RowCodec *, void *part, const real *from, int width);
 void codec_f32_decode(const RowCodec *, real *to, const void *part, int width);
 void codec_packed_encode(const RowCodec *, void *part, const real *from, int width);
+/* A group of n numbers, of any n (ops/packed.h). */
+void codec_packed_group(uint32_t *to, int bits, const float *x, int n);
 void codec_packed_put(uint32_t *codes, int bits, int n, int k, int code); /* of words that are 0 */
 void codec_packed_decode(const RowCodec *, real *to, const void *part, int width);
 const RowCodec *codec_at(int i); /* NULL: there are fewer */
@@ -23,8 +25,8 @@ const RowCodec *codec_at(int i); /* NULL: there are fewer */
 const RowCodec *codec_find(const char *name);
 /* "f32, bf16 or int8" */
 void codec_names(char out[CODEC_NAMES_MAX]);
-/* NAME or NAME:KEY=VALUE,...: group=32|64 of packed codes; rotate=yes|no of every codec but f32, bf16 and kvquant,
- * which has apart=yes|no and turned=yes|no. */
+/* NAME or NAME:KEY=VALUE,...: group=32|64 of packed codes; rotate=yes|no of every codec but f32, bf16, kvquant, which
+ * has apart=yes|no and turned=yes|no, and zipcache, which has bits, salient_bits, share and probes. */
 bool codec_parse(const char *text, RowCodec *, Err *);
 /* "group=32,rotate=no": all settings, with `between` between them; "": there are none. */
 void codec_settings(const RowCodec *, char between, char out[CODEC_TEXT_MAX]);

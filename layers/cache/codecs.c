@@ -3,7 +3,7 @@
 
 static const RowCodec *const codecs[] = {
     &codec_f32,   &codec_bf16,  &codec_int8,  &codec_fp8,      &codec_int4,     &codec_int3,     &codec_int2,
-    &codec_kivi4, &codec_kivi3, &codec_kivi2, &codec_kvquant4, &codec_kvquant3, &codec_kvquant2,
+    &codec_kivi4, &codec_kivi3, &codec_kivi2, &codec_kvquant4, &codec_kvquant3, &codec_kvquant2, &codec_zipcache,
 };
 enum { CODECS = sizeof codecs / sizeof *codecs, WORD_MOST = 40 };
 
@@ -25,9 +25,15 @@ void codec_names(char out[CODEC_NAMES_MAX]) {
 /* ---- settings ----------------------------------------------------------------------------------------------------*/
 
 size_t codec_part_bytes(const RowCodec *c, int width) {
+    if (c->block_bytes) { /* of a key and a value on average; rounded up */
+        const size_t parts = 2 * (size_t)c->block;
+        return (c->block_bytes(c, width, width) + parts - 1) / parts;
+    }
     return c->block ? c->piece_bytes(c, width) : c->bytes(c, width);
 }
-bool codec_rotates(const RowCodec *c) { return !c->levels && (c->block || (c->as != ROWS_REAL && c->as != ROWS_BF16)); }
+bool codec_rotates(const RowCodec *c) {
+    return !c->levels && !c->salient_bits && (c->block || (c->as != ROWS_REAL && c->as != ROWS_BF16));
+}
 /* Settings that are yes or no, and their places in a RowCodec. */
 enum { FLAGS = 3 };
 static const struct {
@@ -37,7 +43,43 @@ static const struct {
                   {"apart", offsetof(RowCodec, apart)},
                   {"turned", offsetof(RowCodec, turned)}};
 static bool flag_known(const RowCodec *c, int i) { return i ? c->levels != NULL : codec_rotates(c); }
+/* Settings of a codec with salient rows that are numbers: whole ones, and one that is not. */
+enum { NUMBERS = 3 };
+static const struct {
+    const char *key;
+    size_t at;
+    int least, most;
+} numbers[NUMBERS] = {{"bits", offsetof(RowCodec, bits), 2, 4},
+                      {"salient_bits", offsetof(RowCodec, salient_bits), 2, 4},
+                      {"probes", offsetof(RowCodec, probes), 1, 64}};
+static const char numbers_known[] = "bits=2..4, salient_bits=2..4, probes=1..64, share=0..1";
+static bool setting_number(RowCodec *c, const char *word) {
+    const char *value = strchr(word, '=');
+    char *end;
+    if (!c->salient_bits || !value || !(value[1] >= '0' && value[1] <= '9')) return false;
+    const size_t n = (size_t)(value - word);
+    const double x = strtod(value + 1, &end);
+    if (*end) return false;
+    if (n == 5 && !strncmp(word, "share", n)) return x >= 0 && x <= 1 ? c->share = x, true : false;
+    for (int i = 0; i < NUMBERS; i++) {
+        if (n != strlen(numbers[i].key) || strncmp(word, numbers[i].key, n)) continue;
+        if (!(x >= numbers[i].least && x <= numbers[i].most) || x != floor(x)) return false;
+        return *(int *)((char *)c + numbers[i].at) = (int)x, true;
+    }
+    return false;
+}
+static bool settings_fit(const RowCodec *c, Err *e) {
+    if (!c->salient_bits || c->salient_bits > c->bits) return true;
+    return err_input(e, "--cache-dtype %s: expected more salient_bits than bits, got %d and %d", c->name,
+                     c->salient_bits, c->bits);
+}
+
 void codec_settings(const RowCodec *c, char between, char out[CODEC_TEXT_MAX]) {
+    if (c->salient_bits) {
+        snprintf(out, CODEC_TEXT_MAX, "bits=%d%csalient_bits=%d%cshare=%.9g%cprobes=%d", c->bits, between,
+                 c->salient_bits, between, c->share, between, c->probes);
+        return;
+    }
     int n = c->group ? snprintf(out, CODEC_TEXT_MAX, "group=%d", c->group) : 0;
     out[n] = 0;
     for (int i = 0; i < FLAGS; i++) {
@@ -58,6 +100,8 @@ static bool setting_take(RowCodec *c, const char *word, Err *e) {
     char known[CODEC_TEXT_MAX] = "";
     int n = 0;
     if (c->group && (!strcmp(word, "group=32") || !strcmp(word, "group=64"))) return c->group = atoi(word + 6), true;
+    if (setting_number(c, word)) return true;
+    if (c->salient_bits) n = snprintf(known, sizeof known, "%s", numbers_known);
     if (c->group) n = snprintf(known, sizeof known, "group=32, group=64");
     for (int i = 0; i < FLAGS; i++) {
         if (setting_flag(c, i, word)) return true;
@@ -81,6 +125,7 @@ bool codec_parse(const char *text, RowCodec *to, Err *e) {
         if ((next = strchr(word, ','))) *next++ = 0;
         ok = setting_take(to, word, e);
     }
+    ok = ok && settings_fit(to, e);
     free(words);
     return ok;
 }

@@ -8,24 +8,27 @@ void codec_packed_put(uint32_t *codes, int bits, int n, int k, int q) {
     codes[k * low / 32] |= ((uint32_t)q & ((1u << low) - 1)) << k * low % 32;
     if (bits == 3) codes[packed_words(low, n) + k / 32] |= (uint32_t)q >> 2 << k % 32;
 }
+void codec_packed_group(uint32_t *to, int bits, const float *x, int n) {
+    const int top = (1 << bits) - 1;
+    float least = x[0], most = x[0];
+    uint32_t size = 0;
+    for (int k = 0; k < n; k++) {
+        const uint32_t magnitude = packed_float_bits(x[k]) & 0x7fffffffu;
+        size = magnitude > size ? magnitude : size;
+        least = x[k] < least ? x[k] : least, most = x[k] > most ? x[k] : most;
+    }
+    const PackedGroup g = packed_rule(least, most, size, top);
+    memset(to, 0, packed_group_bytes(bits, n));
+    *to = g.head;
+    for (int k = 0; k < n && !g.flat; k++) codec_packed_put(to + 1, bits, n, k, packed_code(g, x[k], most, top));
+}
 void codec_packed_encode(const RowCodec *c, void *part, const real *from, int width) {
-    const int top = (1 << c->bits) - 1;
     uint32_t *to = part;
-    memset(part, 0, codec_packed_bytes(c, width));
     for (int at = 0, n; at < width; at += n) {
-        float x[PACKED_GROUP_MOST], least, most;
-        uint32_t size = 0;
+        float x[PACKED_GROUP_MOST];
         n = imin(c->group, width - at);
-        for (int k = 0; k < n; k++) {
-            x[k] = (float)from[at + k];
-            const uint32_t bits = packed_float_bits(x[k]) & 0x7fffffffu;
-            size = bits > size ? bits : size;
-        }
-        least = most = (float)from[at];
-        for (int k = 1; k < n; k++) least = x[k] < least ? x[k] : least, most = x[k] > most ? x[k] : most;
-        const PackedGroup g = packed_rule(least, most, size, top);
-        *to = g.head;
-        for (int k = 0; k < n && !g.flat; k++) codec_packed_put(to + 1, c->bits, n, k, packed_code(g, x[k], most, top));
+        for (int k = 0; k < n; k++) x[k] = (float)from[at + k];
+        codec_packed_group(to, c->bits, x, n);
         to += packed_group_bytes(c->bits, n) / 4;
     }
 }

@@ -137,6 +137,13 @@ void blocks_decode(const Lanes *, int page, real *keys, real *values);
 /* The most tokens, `to` at most, that a sequence can go back to: rows that were stored together stay so. */
 int blocks_rewind(const Slot *, int seq, int to);
 
+/* ---- salient.c: which rows of a block have more bits ------------------------------------------------------------*/
+
+/* What was kept of the queries of block row..row+63 of a lane says about its rows, whose keys these are, as they were
+ * computed: score (64), the attention that a row received over the queries that could see it. 0 of a slot without
+ * heads. */
+void salient_score(const Slot *, int lane, int row, const real *keys, real *score);
+
 /* ---- select.c: which pages a step reads --------------------------------------------------------------------------*/
 
 /* Ops.attend_lanes over the pages that queries select. False: all read all rows, and the caller calls it. */

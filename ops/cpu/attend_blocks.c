@@ -82,6 +82,10 @@ static void coded_rows(const Lanes *t, int page, int at, int n, real *keys, real
     const RowCodec *c = t->s.codec;
     const int P = t->P, Dk = t->s.kdim, Dv = t->s.vdim;
     const char *in = lanes_block(t, page);
+    if (c->salient_bits) {
+        salient_rows_of(t, in, at, n, keys, values, room);
+        return;
+    }
     pieces_decoded(room, (size_t)P, c, (Parts){in, c->piece_bytes(c, P), P, c->group}, Dk);
     if (t->turns) rows_turn(t->turns, room, 1);
     for (int j = 0; j < n; j++)
@@ -105,15 +109,19 @@ static void attend_block(Block *k, const Lanes *t, int lane, int row, int n, int
     const int P = t->P, page = table[row / P % t->maxpages], at = row % P;
     const int next = row + n < to ? table[(row + n) / P % t->maxpages] : -1;
     const ptrdiff_t ahead = next < t->npages ? 0 : (ptrdiff_t)(next - page) * (ptrdiff_t)block_bytes(&t->s);
-    const size_t kb = c->piece_bytes(c, P), vb = t->s.alias ? 0 : c->piece_bytes(c, k->Dv), Dv = (size_t)k->Dv;
     const char *in = lanes_block(t, page);
-    const Parts keys = {in, kb, P, c->group},
-                values = {in + block_key_bytes(&t->s) + (size_t)at * vb, vb, k->Dv, c->group};
     const int *pos = t->pos + (size_t)page * (size_t)P + at;
-    const Read as = read_pieces(c);
     real bias_mem[KB];
     const real *bias = gone_bias(bias_mem, t, pos, n);
     CHECK(P == KB, "blocks of %d rows", P);
+    if (c->salient_bits) {
+        attend_salient(k, t, in, at, row, n, pos, bias, room);
+        return;
+    }
+    const size_t kb = c->piece_bytes(c, P), vb = t->s.alias ? 0 : c->piece_bytes(c, k->Dv), Dv = (size_t)k->Dv;
+    const Parts keys = {in, kb, P, c->group},
+                values = {in + block_key_bytes(&t->s) + (size_t)at * vb, vb, k->Dv, c->group};
+    const Read as = read_pieces(c);
     if (!t->s.alias && !t->turns && direct(k, as)) {
         direct_channels(k, as, keys, ahead);
         scores_moved(k, at, n);

@@ -51,6 +51,7 @@ static void decoded(real *to, const KvShape *s, Parts p, int n) {
         for (int j = 0; j < n; j++)
             s->codec->decode(s->codec, to + (size_t)j * (size_t)p.width, p.first + (size_t)j * p.ld, p.width);
 }
+#include "attend_salient.c"
 #include "attend_blocks.c"
 
 /* The rows from..to-1 of a lane, a page at a time; this pass evicted row `tail` (-1: none). room: for a page's rows

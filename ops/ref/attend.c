@@ -119,6 +119,15 @@ static void block_row(const Lanes *l, Where w, real *key, real *value) {
     const KvShape *s = &l->s;
     const RowCodec *c = s->codec;
     const char *in = lanes_block(l, w.page);
+    if (c->block_decode) {
+        const int P = c->block, vdim = s->alias ? 0 : s->vdim;
+        real *keys = xcalloc((size_t)P * (size_t)(s->kdim + vdim), sizeof *keys), *values = keys + P * s->kdim;
+        c->block_decode(c, keys, values, in, s->kdim, vdim);
+        for (int k = 0; k < s->kdim; k++) key[k] = keys[k * P + w.place];
+        memcpy(value, s->alias ? key : values + w.place * vdim, (size_t)s->vdim * sizeof *value);
+        free(keys);
+        return;
+    }
     real channel[c->block];
     for (int k = 0; k < s->kdim; k++, in += c->piece_bytes(c, c->block)) {
         c->piece_decode(c, channel, in, c->block);

@@ -13,7 +13,7 @@ refused() { # part of the line, arguments
 words="One two three four five six seven eight nine ten eleven twelve"
 
 most=1000000000 # of codecs before, of a head of 8 elements
-for how in f32 bf16 int8 fp8 int4 int3 int2 kivi4 kvquant3; do
+for how in f32 bf16 int8 fp8 int4 int3 int2 kivi4 kvquant3 zipcache; do
     run generate $src --prompt "$words" --max-new 8 --ignore-eos --json --cache-dtype $how || wrong "generate $how: exit $?, $(cat "$tmp/err")"
     n=$(($(field prompt_tokens "$tmp/out") + $(field new_tokens "$tmp/out") - 1))
     have=$(field cache_bytes "$tmp/out")
@@ -21,16 +21,18 @@ for how in f32 bf16 int8 fp8 int4 int3 int2 kivi4 kvquant3; do
     [ "$(field bytes_at_context "$tmp/out")" = "$have" ] || wrong "$how: $have bytes, info says $(field bytes_at_context "$tmp/out") for $n tokens"
     [ "$have" -le "$most" ] || wrong "$how: $have bytes of at most $most"
     case $how in f32 | bf16) most=$have ;; esac
-    run bench decode configs/tiny-gqa.yaml --seconds 0.01 --batch 1 --fill --prompt 140 --cache-dtype $how --json || wrong "bench decode $how: exit $?, $(cat "$tmp/err")"
+    fill=--fill
+    [ $how = zipcache ] && fill= # its queries are those of tokens
+    run bench decode configs/tiny-gqa.yaml --seconds 0.01 --batch 1 $fill --prompt 140 --cache-dtype $how --json || wrong "bench decode $how: exit $?, $(cat "$tmp/err")"
 done
 verdict bytes
 
 run info --codecs || wrong "info --codecs: exit $?, $(cat "$tmp/err")"
-for name in f32 bf16 int8 fp8 int4 int3 int2 kivi4 kivi3 kivi2 kvquant4 kvquant3 kvquant2; do
+for name in f32 bf16 int8 fp8 int4 int3 int2 kivi4 kivi3 kivi2 kvquant4 kvquant3 kvquant2 zipcache; do
     grep -q "^| .$name. | .* | [0-9]* | [0-9]* | .*|$" "$tmp/out" || wrong "info --codecs lacks $name"
 done
 grep -q '^| .int4. | .* | 40 | 80 | .group=32 rotate=no. |$' "$tmp/out" || wrong "info --codecs: $(grep int4 "$tmp/out")"
-run info --codecs --json && [ "$(grep -o '"codec":' "$tmp/out" | wc -l)" -eq 13 ] || wrong "info --codecs --json: $(cat "$tmp/out")"
+run info --codecs --json && [ "$(grep -o '"codec":' "$tmp/out" | wc -l)" -eq 14 ] || wrong "info --codecs --json: $(cat "$tmp/out")"
 refused "expected MODEL|CONFIG.yaml, --families, --policies or --codecs alone" info --codecs x
 verdict table
 
@@ -61,7 +63,27 @@ refused '--policy quest: page: --cache-dtype kivi2 stores 64 rows in a block, wh
 refused '--policy h2o: rows that stay come from anywhere, and --cache-dtype kvquant2:turned=yes' bench decode configs/tiny-gqa.yaml --seconds 0.01 --prompt 40 --cache-dtype kvquant2 --policy h2o:budget=0.5
 refused 'a file holds no rows of blocks (--cache-dtype kivi2) that a policy chose' generate $src --prompt "$words" --max-new 2 --cache-dtype kivi2 --policy h2o:budget=0.5 --save-session "$tmp/keep"
 [ ! -e "$tmp/keep" ] || wrong "a refused session left a file"
+for how in snapkv:budget=0.5 h2o:budget=0.5 minikv:budget=0.5+pyramidkv; do
+    refused 'whose attention --cache-dtype zipcache orders in blocks of neighbours' bench decode configs/tiny-gqa.yaml --seconds 0.01 --prompt 40 --cache-dtype zipcache --policy $how
+done
+all=$(read_of --cache-dtype zipcache) && some=$(read_of --cache-dtype zipcache --policy quest:reads=200,recent=64,page=64) || wrong "quest: $(cat "$tmp/err")"
+[ "$some" -lt "$((all * 6 / 10))" ] || wrong "quest over zipcache: $some bytes read, $all without it"
 verdict policies
+# Rows with more bits: fewer of them are fewer bytes; who has no queries to ask is refused.
+last=0
+for share in 0 0.25 0.6 1; do
+    some=$(read_of --cache-dtype "zipcache:share=$share") || wrong "share $share: $(cat "$tmp/err")"
+    [ "$some" -gt "$last" ] || wrong "share $share: $some bytes read, $last with fewer salient rows"
+    last=$some
+done
+refused '--cache-dtype zipcache: it asks queries that see all rows, and layer 0 has none' bench decode configs/tiny-window.yaml --seconds 0.01 --prompt 40 --cache-dtype zipcache
+refused '--fill: --cache-dtype zipcache asks queries, and drawn rows have none' bench decode configs/tiny-gqa.yaml --seconds 0.01 --fill --prompt 140 --cache-dtype zipcache
+refused '--cache-dtype zipcache: expected bits=2..4, salient_bits=2..4, probes=1..64, share=0..1, got ' generate $src --cache-dtype zipcache:share=2
+run generate $src --prompt "$words $words" --context 256 --max-new 4 --ignore-eos --json --temperature 0 --cache-dtype zipcache --save-session "$tmp/keep" || wrong "save: $(cat "$tmp/err")"
+run generate $src --context 256 --max-new 4 --ignore-eos --json --temperature 0 --cache-dtype zipcache --session "$tmp/keep" || wrong "session: $(cat "$tmp/err")"
+run generate $src --context 256 --max-new 4 --cache-dtype zipcache:share=0.5 --session "$tmp/keep"
+[ $? -eq 2 ] && grep -qF 'share=0.6,probes=8, but this session has zipcache:bits=2,salient_bits=4,share=0.5' "$tmp/err" || wrong "other settings: $(cat "$tmp/err")"
+verdict salient
 refused 'int4:rotate=yes: the rows of layer 0 are latents' bench decode configs/tiny-mla.yaml --seconds 0.01 --prompt 40 --cache-dtype int4:rotate=yes
 refused '--policy expected: it needs keys as their positions turned them' bench decode configs/tiny-gqa.yaml --seconds 0.01 --prompt 40 --cache-dtype int8:rotate=yes --policy expected:budget=0.5
 verdict rotation

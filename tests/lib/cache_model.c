@@ -149,12 +149,37 @@ static void plain_turn(const Plain *m, const RowCodec *c, real *key, size_t j, i
         *a = cosine * x - sine * y, *b = sine * x + cosine * y;
     }
 }
+/* The same of a codec whose blocks have no pieces, of a slot without heads: nothing is said about its rows. */
+static void plain_salient(const KvShape *s, History *h) {
+    const RowCodec *c = s->codec;
+    const size_t P = (size_t)c->block, kd = (size_t)s->kdim, vd = s->alias ? 0 : (size_t)s->vdim, K = (size_t)s->lanes;
+    real *keys = xcalloc(P * (kd + vd + 1), sizeof *keys), *values = keys + P * kd, *score = values + P * vd;
+    char *block = xcalloc(block_bytes(s), 1);
+    for (size_t lane = 0; lane < K; lane++) {
+        const size_t first = ((size_t)h->n - P) * K + lane;
+        for (size_t j = 0; j < P; j++) {
+            for (size_t k = 0; k < kd; k++) keys[k * P + j] = h->k[(first + j * K) * kd + k];
+            if (vd) memcpy(values + j * vd, h->v + (first + j * K) * vd, vd * sizeof *values);
+        }
+        c->block_encode(c, block, keys, values, s->kdim, (int)vd, score);
+        c->block_decode(c, keys, values, block, s->kdim, (int)vd);
+        for (size_t j = 0; j < P; j++) {
+            for (size_t k = 0; k < kd; k++) h->k[(first + j * K) * kd + k] = keys[k * P + j];
+            if (vd) memcpy(h->v + (first + j * K) * vd, values + j * vd, vd * sizeof *values);
+        }
+    }
+    free(keys), free(block);
+}
 /* The newest rows, where they fill a block, become what its codec gives back. */
 static void plain_block(Plain *m, int slot, History *h) {
     const KvShape *s = &m->shape[slot];
     const RowCodec *c = s->codec;
     const int P = c && s->lanes ? c->block : 0;
     if (!P || h->n % P) return;
+    if (c->block_encode) {
+        plain_salient(s, h);
+        return;
+    }
     char *piece = xcalloc(c->piece_bytes(c, imax(P, s->vdim)), 1);
     real *x = xcalloc((size_t)P, sizeof *x);
     for (int lane = 0; lane < s->lanes; lane++) {
@@ -252,6 +277,14 @@ static real *block_rows_of(const Plain *m, const Lanes *t, int page) {
     const size_t P = (size_t)t->P, kd = (size_t)s->kdim, vd = (size_t)s->vdim;
     const char *in = lanes_block(t, page);
     real *to = xcalloc(P * (kd + vd + 1), sizeof *to), *channel = to + P * (kd + vd);
+    if (c->block_decode) {
+        real *keys = xcalloc(P * kd, sizeof *keys);
+        c->block_decode(c, keys, to + P * kd, in, s->kdim, s->alias ? 0 : s->vdim);
+        for (size_t j = 0; j < P; j++)
+            for (size_t k = 0; k < kd; k++) to[j * kd + k] = keys[k * P + j];
+        free(keys);
+        return to;
+    }
     for (size_t k = 0; k < kd; k++, in += c->piece_bytes(c, c->block)) {
         c->piece_decode(c, channel, in, c->block);
         for (size_t j = 0; j < P; j++) to[j * kd + k] = channel[j];

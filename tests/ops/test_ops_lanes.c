@@ -358,6 +358,7 @@ Test(ops, attend_lanes_in_codes) {
             RowCodec own = *codec;
             Rig g;
             if (own.group) own.group = draw / 5 % 2 ? 64 : 32;
+            if (own.salient_bits) own.bits = 2 + draw / 5 % 2, own.share = (double[]){0.6, 0, 0.3, 1}[draw / 5 % 4];
             rig_open(&g, rig_first(), 1, (size_t)32 << 20);
             lanes(&g, draw, &own, noticed);
             rig_close(&g);
