@@ -15,9 +15,10 @@ GemmBf16 gemm_bf16_avx2, gemm_bf16_avx512, gemm_bf16_avx512bf16;
 GemmBf16 gemm_bf16_neonbf16;
 #endif
 
-/* A small product of operands that are pairs already (cpu/pairs.h), for attention: C (M,N) = A (M,2K) B (2K,N), or += if
- * `add`. M is at most 64, N whole vectors of 16. A's element (r,k) is at A[r ars + k aks]: one of the two is 1; if it is
- * ars, K is at most 32. A has memory for M rounded up to whole vectors, of any content. Runs in the calling thread. */
+/* A small product of operands that are pairs already (cpu/pairs.h), for attention and recurrences: C (M,N) = A (M,2K)
+ * B (2K,N), or += if `add`. M is at most 64, N whole vectors of 16. A's element (r,k) is at A[r ars + k aks]: one of
+ * the two is 1; if it is ars, K is at most 32. A has memory for M rounded up to whole vectors, of any content. Runs in
+ * the calling thread. */
 typedef void PairProduct(real *C, size_t ldc, const uint32_t *A, size_t ars, size_t aks, const uint32_t *B, size_t ldb,
                          int M, int K, int N, bool add);
 

@@ -8,6 +8,8 @@
  *   S1 = Diag(c_{n-1}) S0 + sum_j (k_j e_{n-1,j}) u_j^T
  * This is the form of arXiv:2510.26692 section 3 without the inverse: the triangular system is solved by substitution,
  * which stays accurate where powers of L explode.
+ * Where products take bf16, those of this form do, with sums in f32, but for L and what it multiplies: errors of L grow
+ * with its powers. What is inside a block of SUB rows is computed in f32.
  * Every decay is a product of factors <= 1 over a range of rows, never a quotient. So nothing overflows, and small
  * decays after strong ones keep their digits. P, L and their gradients are computed in chunk_channels.c if every
  * channel has its own decay, else in chunk_scalar.c. */
@@ -86,7 +88,7 @@ static void chunk_solve(Chunk *c, const real *S) {
         return;
     }
     memset(c->r, 0, (size_t)(n * V) * sizeof(real));
-    if (S) tile_mm(c->r, ldv, c->erase_c, (size_t)K, 1, S, ldv, n, K, V);
+    if (S) chunk_mm(c, c->r, ldv, c->erase_c, (size_t)K, 1, S, ldv, n, K, V);
     for (int i0 = 0; i0 < n; i0 += SUB) {
         int m = imin(SUB, n - i0);
         if (i0) tile_mm(c->r + i0 * V, ldv, c->l + (size_t)i0 * c->pi, c->pi, c->pj, c->u, ldv, m, i0, V);
@@ -110,10 +112,10 @@ static void chunk_out(const Chunk *c, Tensor to, const real *S) {
     size_t at = c->h->atv + (size_t)c->t0 * c->h->ldv, ld = is_bf16 ? (size_t)V : c->h->ldv;
     real *o = run_write(to, at, c->r);
     for (int i = 0; i < n; i++) memset(o + (size_t)i * ld, 0, (size_t)V * sizeof(real));
-    if (S) tile_mm(o, ld, c->qc, (size_t)K, 1, S, (size_t)V, n, K, V);
+    if (S) chunk_mm(c, o, ld, c->qc, (size_t)K, 1, S, (size_t)V, n, K, V);
     for (int i0 = 0; i0 < n; i0 += SUB) {
         int m = imin(SUB, n - i0);
-        tile_mm(o + (size_t)i0 * ld, ld, c->p + (size_t)i0 * c->pi, c->pi, c->pj, c->u, (size_t)V, m, i0 + m, V);
+        chunk_mm(c, o + (size_t)i0 * ld, ld, c->p + (size_t)i0 * c->pi, c->pi, c->pj, c->u, (size_t)V, m, i0 + m, V);
     }
     for (int i = 0; is_bf16 && i < n; i++) run_done(to, at + (size_t)i * c->h->ldv, (size_t)V, o + (size_t)i * ld);
 }
@@ -131,7 +133,7 @@ static void chunk_state(Chunk *c, real *S) {
     int K = c->K, V = c->V;
     chunk_reach_end(c);
     chunk_decay(c, S);
-    tile_mm(S, (size_t)V, c->x, 1, (size_t)K, c->u, (size_t)V, K, c->n, V);
+    chunk_mm(c, S, (size_t)V, c->x, 1, (size_t)K, c->u, (size_t)V, K, c->n, V);
 }
 
 /* ---- backward -----------------------------------------------------------------------------------------------------
@@ -151,11 +153,11 @@ static void chunk_solve_backward(Chunk *c, ChunkGrad *g, Rows dout, const real *
     int K = c->K, V = c->V, n = c->n;
     size_t ldv = (size_t)V, pi = c->pi, pj = c->pj;
     memset(g->du, 0, (size_t)(n * V) * sizeof(real));
-    if (!zero) tile_mm(g->du, ldv, c->x, (size_t)K, 1, dS, ldv, n, K, V);
+    if (!zero) chunk_mm(c, g->du, ldv, c->x, (size_t)K, 1, dS, ldv, n, K, V);
     for (int j0 = (n - 1) / SUB * SUB; j0 >= 0; j0 -= SUB) {
         int m = imin(SUB, n - j0), past = j0 + m;
-        tile_mm(g->du + j0 * V, ldv, c->p + (size_t)j0 * (pi + pj), pj, pi, dout.at + (size_t)j0 * dout.ld, dout.ld, m,
-                n - j0, V);
+        chunk_mm(c, g->du + j0 * V, ldv, c->p + (size_t)j0 * (pi + pj), pj, pi, dout.at + (size_t)j0 * dout.ld, dout.ld,
+                 m, n - j0, V);
         if (!h->delta) continue;
         if (past < n)
             tile_mm(g->du + j0 * V, ldv, c->l + (size_t)j0 * pj + (size_t)past * pi, pj, pi, g->nr + past * V, ldv, m,
@@ -193,8 +195,8 @@ static void chunk_backward(Chunk *c, ChunkGrad *g, const HeadGrad *d, Tensor by_
     memset(g->dl, 0, (size_t)(n * LD) * sizeof(real));
     for (int i0 = 0; i0 < n; i0 += SUB) {
         int m = imin(SUB, n - i0);
-        tile_mm(g->dp + i0 * LD, LD, dout.at + (size_t)i0 * dout.ld, dout.ld, 1, g->ut, LD, m, V, i0 + m);
-        if (delta) tile_mm(g->dl + i0 * LD, LD, g->nr + i0 * V, ldv, 1, g->ut, LD, m, V, i0 + m);
+        chunk_mm(c, g->dp + i0 * LD, LD, dout.at + (size_t)i0 * dout.ld, dout.ld, 1, g->ut, LD, m, V, i0 + m);
+        if (delta) chunk_mm(c, g->dl + i0 * LD, LD, g->nr + i0 * V, ldv, 1, g->ut, LD, m, V, i0 + m);
     }
     if (h->per_channel)
         channel_backward(c, g, dout, S, dS, zero);
@@ -215,6 +217,6 @@ static void chunk_backward(Chunk *c, ChunkGrad *g, const HeadGrad *d, Tensor by_
     }
     if (!S) return;
     chunk_decay(c, dS);
-    tile_mm(dS, ldv, c->qc, 1, ldk, dout.at, dout.ld, K, n, V);
-    if (delta) tile_mm(dS, ldv, c->erase_c, 1, ldk, g->nr, ldv, K, n, V);
+    chunk_mm(c, dS, ldv, c->qc, 1, ldk, dout.at, dout.ld, K, n, V);
+    if (delta) chunk_mm(c, dS, ldv, c->erase_c, 1, ldk, g->nr, ldv, K, n, V);
 }

@@ -17,6 +17,8 @@ typedef struct {
     size_t atq, atv;           /* where row 0 begins in q, k and erase; in v, o and do */
     const real *g, *beta;      /* at row 0; may be NULL */
     real scale;
+    bool pairs;         /* products round their operands to bf16 */
+    PairProduct *tiles; /* of pairs; NULL: by vectors */
 } Head;
 /* Rows of `real`s, ld apart. */
 typedef struct {
@@ -35,8 +37,9 @@ typedef struct {
     real *c; /* decay since the chunk began: (n,K) per channel, (n) otherwise */
     real *p, *l; /* P_ij at i pi + j pj, L_ij too */
     size_t pi, pj;
-    real *r, *u; /* without delta r is not used; while o is computed, r is room for rows of BF16 */
-    real *row;   /* for BF16: room for one more row of K or V elements */
+    real *r, *u;   /* without delta r is not used; while o is computed, r is room for rows of BF16 */
+    real *row;     /* for BF16: room for one more row of K or V elements */
+    Pair *pa, *pb; /* with pairs: the operands of a product */
     /* The members of a decay per channel. */
     real *a; /* decay of a row */
     real *f; /* backward: decay since the first row of its block, that row's own decay excluded */
@@ -85,6 +88,10 @@ static size_t chunk_place(Chunk *c, const Head *h, real *mem) {
     } else
         c->c = part(mem, &at, LD), c->e = part(mem, &at, n), c->kt = part(mem, &at, k);
     if (h->v.dtype == BF16) c->row = part(mem, &at, (size_t)imax(h->K, h->V));
+    if (h->pairs) {
+        const size_t most = (size_t)imax(LD, imax(h->K, h->V));
+        c->pa = (Pair *)part(mem, &at, LD * most / 2), c->pb = (Pair *)part(mem, &at, most * most / 2);
+    }
     return at;
 }
 static size_t chunk_grad_place(ChunkGrad *g, const Head *h, real *mem) {
@@ -97,6 +104,36 @@ static size_t chunk_grad_place(ChunkGrad *g, const Head *h, real *mem) {
     if (h->per_channel) g->col = part(mem, &at, k), g->ye = part(mem, &at, k), g->end = part(mem, &at, K);
     if (h->v.dtype == BF16) g->dout = part(mem, &at, v);
     return at;
+}
+
+/* C (M,N) += A (M,K) B (K,N), as tile_mm; with pairs both operands are rounded to bf16, if N is whole vectors. */
+static void chunk_mm(const Chunk *c, real *C, size_t ldc, const real *A, size_t ars, size_t aks, const real *B,
+                     size_t ldb, int M, int K, int N) {
+    const int pairs = (K + 1) / 2;
+    if (!c->h->pairs || N % W) {
+        tile_mm(C, ldc, A, ars, aks, B, ldb, M, K, N);
+        return;
+    }
+    if (K == 0) return;
+    for (int k = 0; k < pairs; k++) {
+        const real *even = B + (size_t)(2 * k) * ldb, *odd = 2 * k + 1 < K ? even + ldb : NULL;
+        for (int j = 0; j < N; j += W) pack_columns(c->pb + k * N + j, even + j, odd ? odd + j : NULL, W);
+    }
+    for (int i0 = 0, m; i0 < M; i0 += m) {
+        m = imin(LD, M - i0);
+        const real *a = A + (size_t)i0 * ars;
+        const int across = (m + W - 1) / W * W;
+        if (aks == 1)
+            for (int i = 0; i < m; i++) pack_row(c->pa + i * pairs, a + (size_t)i * ars, pairs, K % 2);
+        else
+            for (int k = 0; k < pairs; k++) {
+                const real *even = a + (size_t)(2 * k) * aks, *odd = 2 * k + 1 < K ? even + aks : NULL;
+                for (int i = 0; i < m; i += W)
+                    pack_columns(c->pa + k * across + i, even + i, odd ? odd + i : NULL, imin(W, m - i));
+            }
+        const size_t row = aks == 1 ? (size_t)pairs : 1, step = aks == 1 ? 1 : (size_t)across;
+        pairs_mm(c->h->tiles, C + (size_t)i0 * ldc, ldc, c->pa, row, step, c->pb, (size_t)N, m, pairs, N, true);
+    }
 }
 
 INLINE void times(real *restrict y, const real *restrict x, int n) {

@@ -98,7 +98,7 @@ static void channel_scores(Chunk *c) {
             memset(c->p + j * LD + i0, 0, SUB * sizeof(real));
             if (c->h->delta) memset(c->l + j * LD + i0, 0, SUB * sizeof(real));
         }
-        tile_mm(c->p + i0, LD, c->x, (size_t)K, 1, c->pack, 2 * SUB, i0, K, SUB);
+        chunk_mm(c, c->p + i0, LD, c->x, (size_t)K, 1, c->pack, 2 * SUB, i0, K, SUB);
         if (c->h->delta) tile_mm(c->l + i0, LD, c->x, (size_t)K, 1, c->pack + SUB, 2 * SUB, i0, K, SUB);
     }
 }
@@ -118,18 +118,19 @@ static void channel_pairs_backward(Chunk *c, ChunkGrad *g) {
     for (int i0 = 0; i0 < n; i0 += SUB) { /* the rows of a block against all rows before it */
         int m = imin(SUB, n - i0);
         channel_reach(c, i0, i0);
-        tile_mm(g->dq + i0 * K, (size_t)K, g->dp + i0 * LD, LD, 1, c->x, (size_t)K, m, i0, K);
-        if (delta) tile_mm(g->derase + i0 * K, (size_t)K, g->dl + i0 * LD, LD, 1, c->x, (size_t)K, m, i0, K);
+        chunk_mm(c, g->dq + i0 * K, (size_t)K, g->dp + i0 * LD, LD, 1, c->x, (size_t)K, m, i0, K);
+        if (delta) chunk_mm(c, g->derase + i0 * K, (size_t)K, g->dl + i0 * LD, LD, 1, c->x, (size_t)K, m, i0, K);
         times(g->dq + i0 * K, c->f + i0 * K, m * K);
         times(g->derase + i0 * K, c->f + i0 * K, m * K);
     }
     for (int j0 = (n - 1) / SUB * SUB; j0 >= 0; j0 -= SUB) { /* against all later rows */
         int m = imin(SUB, n - j0), past = j0 + m;
         real *w = c->w;
-        tile_mm(g->col + j0 * K, (size_t)K, g->dp + past * LD + j0, 1, LD, g->y + past * K, (size_t)K, m, n - past, K);
+        chunk_mm(c, g->col + j0 * K, (size_t)K, g->dp + past * LD + j0, 1, LD, g->y + past * K, (size_t)K, m, n - past,
+                 K);
         if (delta)
-            tile_mm(g->col + j0 * K, (size_t)K, g->dl + past * LD + j0, 1, LD, g->ye + past * K, (size_t)K, m, n - past,
-                    K);
+            chunk_mm(c, g->col + j0 * K, (size_t)K, g->dl + past * LD + j0, 1, LD, g->ye + past * K, (size_t)K, m,
+                     n - past, K);
         fill(w, 1, (size_t)K); /* from the block's last row back to its rows, then to the last row of the one before */
         for (int j = past - 1; j >= j0; j--) {
             times(g->col + j * K, w, K);
@@ -175,11 +176,11 @@ static void channel_state_backward(Chunk *c, ChunkGrad *g, Rows dout, const real
     if (S) {
         transpose(g->st, ldk, S, ldv, K, V);
         memset(g->y, 0, (size_t)(n * K) * sizeof(real));
-        tile_mm(g->y, ldk, dout.at, dout.ld, 1, g->st, ldk, n, V, K);
+        chunk_mm(c, g->y, ldk, dout.at, dout.ld, 1, g->st, ldk, n, V, K);
         for (int i = 0; i < n * K; i++) g->dq[i] += g->y[i] * c->c[i];
         if (c->h->delta) {
             memset(g->y, 0, (size_t)(n * K) * sizeof(real));
-            tile_mm(g->y, ldk, g->nr, ldv, 1, g->st, ldk, n, V, K);
+            chunk_mm(c, g->y, ldk, g->nr, ldv, 1, g->st, ldk, n, V, K);
             for (int i = 0; i < n * K; i++) g->derase[i] += g->y[i] * c->c[i];
         }
         for (int d = 0; d < K; d++) g->end[d] = last[d] * dot(S + (size_t)d * (size_t)V, dS + (size_t)d * (size_t)V, V);
@@ -187,7 +188,7 @@ static void channel_state_backward(Chunk *c, ChunkGrad *g, Rows dout, const real
     if (zero) return;
     transpose(g->st, ldk, dS, ldv, K, V);
     memset(g->y, 0, (size_t)(n * K) * sizeof(real));
-    tile_mm(g->y, ldk, c->u, ldv, 1, g->st, ldk, n, V, K);
+    chunk_mm(c, g->y, ldk, c->u, ldv, 1, g->st, ldk, n, V, K);
     real *w = c->w;
     fill(w, 1, ldk);
     for (int j = n - 2; j >= 0; j--) { /* the last row enters S1 without decay: see channel_row */

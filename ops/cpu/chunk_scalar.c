@@ -45,7 +45,10 @@ static void scalar_scores(Chunk *c) {
         for (int of_l = 0; of_l <= delta; of_l++) {
             real *y = (of_l ? c->l : c->p) + i0 * LD;
             for (int i = 0; i < m; i++) memset(y + i * LD, 0, (size_t)w * sizeof(real));
-            tile_mm(y, LD, (of_l ? c->erase : c->q) + i0 * K, (size_t)K, 1, c->kt, LD, m, K, w);
+            if (of_l)
+                tile_mm(y, LD, c->erase + i0 * K, (size_t)K, 1, c->kt, LD, m, K, w);
+            else
+                chunk_mm(c, y, LD, c->q + i0 * K, (size_t)K, 1, c->kt, LD, m, K, w);
             for (int i = 0; i < m; i++) times(y + i * LD, c->e + (i0 + i) * LD, w);
         }
     }
@@ -69,16 +72,16 @@ static void scalar_backward(Chunk *c, ChunkGrad *g, const HeadGrad *d, Rows dout
     memset(g->dq, 0, all), memset(g->dk, 0, all), memset(g->derase, 0, all);
     if (!zero) {
         transpose(g->st, ldk, dS, ldv, K, V);
-        tile_mm(g->dk, ldk, c->u, ldv, 1, g->st, ldk, n, V, K);
+        chunk_mm(c, g->dk, ldk, c->u, ldv, 1, g->st, ldk, n, V, K);
         if (h->decays) scalar_rows(g->dk, c->e + (n - 1) * LD, c->k, to_end, n, K);
     }
     if (S) {
         transpose(g->st, ldk, S, ldv, K, V);
-        tile_mm(g->dq, ldk, dout.at, dout.ld, 1, g->st, ldk, n, V, K);
+        chunk_mm(c, g->dq, ldk, dout.at, dout.ld, 1, g->st, ldk, n, V, K);
         if (h->decays) scalar_rows(g->dq, c->c, c->q, from_start, n, K);
         if (delta) {
             memset(g->y, 0, all);
-            tile_mm(g->y, ldk, g->nr, ldv, 1, g->st, ldk, n, V, K);
+            chunk_mm(c, g->y, ldk, g->nr, ldv, 1, g->st, ldk, n, V, K);
             if (h->decays) scalar_rows(g->y, c->c, c->erase, from_start, n, K);
             axpy(g->derase, 1, g->y, n * K);
         }
@@ -102,10 +105,10 @@ static void scalar_backward(Chunk *c, ChunkGrad *g, const HeadGrad *d, Rows dout
     for (int i0 = 0; i0 < n; i0 += SUB) {
         int m = imin(SUB, n - i0);
         const real *dp = g->dp + i0 * LD, *dl = g->dl + i0 * LD;
-        tile_mm(g->dq + i0 * K, ldk, dp, LD, 1, c->k, ldk, m, i0 + m, K);
-        tile_mm(g->dk + i0 * K, ldk, dp + i0, 1, LD, c->q + i0 * K, ldk, m, n - i0, K);
+        chunk_mm(c, g->dq + i0 * K, ldk, dp, LD, 1, c->k, ldk, m, i0 + m, K);
+        chunk_mm(c, g->dk + i0 * K, ldk, dp + i0, 1, LD, c->q + i0 * K, ldk, m, n - i0, K);
         if (!delta) continue;
-        tile_mm(g->derase + i0 * K, ldk, dl, LD, 1, c->k, ldk, m, i0 + m, K);
-        tile_mm(g->dk + i0 * K, ldk, dl + i0, 1, LD, c->erase + i0 * K, ldk, m, n - i0, K);
+        chunk_mm(c, g->derase + i0 * K, ldk, dl, LD, 1, c->k, ldk, m, i0 + m, K);
+        chunk_mm(c, g->dk + i0 * K, ldk, dl + i0, 1, LD, c->erase + i0 * K, ldk, m, n - i0, K);
     }
 }

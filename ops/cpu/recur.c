@@ -4,7 +4,7 @@
 
 enum { RECUR_FEW = 6 }; /* up to so many rows are not worth a chunk */
 
-static Head head_of(const Recur *x, double scale, int h) {
+static Head head_of(const Run *r, const Recur *x, double scale, int h) {
     int H = x->q.n[1], K = x->q.n[2], HV = x->v.n[1], V = x->v.n[2], hq = h / (HV / H);
     Head a = {.K = K,
               .V = V,
@@ -18,7 +18,9 @@ static Head head_of(const Recur *x, double scale, int h) {
               .atq = (size_t)hq * (size_t)K,
               .atv = (size_t)h * (size_t)V,
               .scale = (real)scale,
-              .decays = present(x->g)};
+              .decays = present(x->g),
+              .pairs = r->dev->pairs && K % W == 0 && V % W == 0,
+              .tiles = r->dev->pair_product};
     if (a.decays) {
         a.ldg = (size_t)HV * (size_t)x->g.n[2];
         a.g = R(x->g) + (size_t)h * (size_t)x->g.n[2];
@@ -151,7 +153,7 @@ static void recur(Run *r, Tensor o, Tensor keep, Recur x, double scale, Tensor s
     check_recur(r, &x);
     CHECK_ALIKE(o, x.v);
     Mark mark = arena_mark(r->scratch);
-    Head any = head_of(&x, scale, 0);
+    Head any = head_of(r, &x, scale, 0);
     Tensor mem = SCRATCH(r, "recurrence", r->dev->threads, size + (int)chunk_place(&(Chunk){0}, &any, NULL));
     if (!measuring(r)) {
         bool write = present(state) && !(r->mode & RUN_HOLD);
@@ -159,7 +161,7 @@ static void recur(Run *r, Tensor o, Tensor keep, Recur x, double scale, Tensor s
 #pragma omp parallel for collapse(2) schedule(dynamic) num_threads(r->dev->threads) if ((long)b->N * HV * size > ALONE)
         for (int s = 0; s < b->B; s++)
             for (int h = 0; h < HV; h++) {
-                Head a = head_of(&x, scale, h);
+                Head a = head_of(r, &x, scale, h);
                 Chunk c;
                 real *S = R(mem) + (size_t)omp_get_thread_num() * (size_t)mem.n[1], *blob = NULL;
                 chunk_place(&c, &a, S + size);
@@ -213,7 +215,7 @@ static void recur_backward(Run *r, const RecurInto *d, Tensor dout, Recur x, dou
     check_recur(r, &x);
     CHECK_ALIKE(dout, x.v, d->q.t, d->k.t, d->v.t, d->e.t);
     Mark mark = arena_mark(r->scratch);
-    Head any = head_of(&x, scale, 0);
+    Head any = head_of(r, &x, scale, 0);
     Tensor mem =
         SCRATCH(r, "recurrence", r->dev->threads,
                 size + (int)(chunk_place(&(Chunk){0}, &any, NULL) + chunk_grad_place(&(ChunkGrad){0}, &any, NULL)));
@@ -227,7 +229,7 @@ static void recur_backward(Run *r, const RecurInto *d, Tensor dout, Recur x, dou
 #pragma omp parallel for collapse(2) schedule(dynamic) num_threads(r->dev->threads) if ((long)b->N * HV * size > ALONE)
         for (int s = 0; s < b->B; s++)
             for (int h = 0; h < HV; h++) {
-                Head a = head_of(&x, scale, h);
+                Head a = head_of(r, &x, scale, h);
                 Chunk c;
                 ChunkGrad g;
                 real *dS = R(mem) + (size_t)omp_get_thread_num() * (size_t)mem.n[1];

@@ -246,6 +246,29 @@ tr a e <data/kjv.txt | head -c 300000 >"$tmp/text"
 refused "another text" $few dir="$tmp/text-run" 'rows=[{name: mha}]' budget.tokens=2560
 verdict changed-configuration
 
+# ---- several processes of one comparison, each with rows of its own; the last one writes the tables
+two="$ci --threads 1 lrs=[1e-2] seeds=[1]"
+pair='rows=[{name: mha}, {name: mqa, set: {model.kinds.mix.kv_heads: 1}}]'
+mkdir "$tmp/held" # another one has mha, as long as the test goes on elsewhere
+flock "$tmp/held/.lock-mha" sleep 60 &
+holder=$!
+"$prog" compare $two "$pair" dir="$tmp/held" >"$tmp/held-out" 2>"$tmp/held-err" &
+held=$!
+"$prog" compare $two "$pair" dir="$tmp/two" --only mha budget.tokens=10240 >"$tmp/out1" 2>"$tmp/err1" &
+first=$!
+ok $two "$pair" dir="$tmp/two" --only mqa budget.tokens=10240
+wait $first
+s=$?
+[ $s -eq 0 ] && [ ! -s "$tmp/err1" ] || wrong "the other process: exit $s: $(cat "$tmp/err1")"
+[ "$(grep -c '^| m[hq]a .* [0-9.]* |' "$tmp/two/table.md")" -ge 2 ] || wrong "two processes made $(cat "$tmp/two/table.md")"
+for name in mha mqa; do
+    [ "$(cat "$tmp/out1" "$tmp/out" | grep -c "\] $name .*: validation loss")" -eq 1 ] || wrong "$name was not trained once: $(cat "$tmp/out1" "$tmp/out")"
+done
+ok $two "$pair" dir="$tmp/held" --only mqa # meanwhile the rest can be had
+grep -qx 'row mha is being trained by another comparison; the tables follow when it ends' "$tmp/out" || wrong "$(cat "$tmp/out")"
+[ -e "$tmp/held/table.md" ] && wrong "a table while a row is being trained"
+verdict processes
+
 # ---- kills and interrupts: the end is that of a run left alone
 one="$ci --threads 1 lrs=[1e-2] seeds=[3] budget.tokens=76800"
 rows='rows=[{name: mha}]'
@@ -351,6 +374,11 @@ grep -q '^| mha .*trained with another number of threads' "$tmp/cut/table.md" ||
 verdict cut-and-continued
 
 # ---- refusals
+wait $held
+s=$?
+[ $s -eq 2 ] && [ ! -s "$tmp/held-out" ] && [ "$(wc -l <"$tmp/held-err")" -eq 1 ] &&
+    grep -q 'row mha is being trained by another comparison; wait for it' "$tmp/held-err" || wrong "a row of another process: exit $s: $(cat "$tmp/held-out" "$tmp/held-err")"
+kill $holder 2>/dev/null
 refused "expected CONFIG.yaml"
 refused "nosuch.yaml" nosuch.yaml
 refused "unknown key" configs/tiny-gqa.yaml

@@ -1,7 +1,4 @@
 /* kvsmith compare: what each architecture costs in quality, memory and time, on the same data, budget and code. */
-#include <errno.h>
-#include <fcntl.h>
-#include <sys/file.h>
 #include <unistd.h>
 #include "model/config/schema.h"
 #include "ops/file.h"
@@ -9,6 +6,7 @@
 #include "infer/engine.h"
 #include "train/bench/bench_train.h"
 #include "infer/session.h"
+#include "compare_lock.h"
 #include "compare_loss.h"
 #include "compare_measure.h"
 #include "policies.h"
@@ -76,28 +74,6 @@ static bool wanted_rows(const Compare *c, const char *only, bool *wanted, Err *e
                            near ? near : "", near ? "?" : "");
     }
     free(list);
-    return ok;
-}
-
-/* The folder belongs to one comparison at a time. The descriptor is inherited, so that the lock outlives us as long as
- * a run that we began saves itself; that is waited for. */
-static bool folder_lock(const Compare *c, int *fd, Err *e) {
-    if (!file_folders(c->dir, "folder", NULL, e)) return false;
-    char *path = xformat("%s/.lock", c->dir);
-    *fd = file_own(AT_FDCWD, path, O_RDWR | O_CREAT, path, e);
-    bool ok = *fd >= 0 && (!fcntl(*fd, F_SETFD, 0) || err_errno(e, "cannot pass on", path));
-    double start = now_seconds();
-    while (ok && TEMP_FAILURE_RETRY(flock(*fd, LOCK_EX | LOCK_NB))) {
-        if (errno != EWOULDBLOCK)
-            ok = err_runtime(e, "cannot lock %s: %s", path, strerror(errno));
-        else if (now_seconds() - start > 20)
-            ok = err_input(e, "%s is in use by another comparison; wait for it or choose another dir", c->dir);
-        else if (compare_interrupted())
-            ok = err_runtime(e, "interrupted");
-        else
-            usleep(50000);
-    }
-    free(path);
     return ok;
 }
 
@@ -313,28 +289,54 @@ static bool cmd_compare_finish(const Compare *c, RowResult *all, bool again, con
     return ok;
 }
 
+static bool results_read(const Compare *c, RowResult *all, Err *e) {
+    for (int i = 0; i < c->nrows; i++)
+        if (!compare_result(c, i, all, &all[i], e)) return false;
+    return true;
+}
+
+/* Trains, and writes the tables unless another comparison trains a row of this folder: that one does it, if it ends
+ * last. */
+static bool cmd_compare_do(const Compare *c, const Args *a, const bool *wanted, RowResult *all, const Cli *cli,
+                           int *status, Err *e) {
+    /* A run that outlived its comparison may still save itself; another comparison may end in this moment. */
+    enum { FIRST = 20, LAST = 2 };
+    bool every[ROWS_COMPARED_MAX];
+    int busy = -1;
+    RowLocks locks;
+    for (int i = 0; i < c->nrows; i++) every[i] = true;
+    bool ok = compare_lock(c, a->measure_only ? every : wanted, FIRST, &locks, &busy, e);
+    if (ok && busy >= 0 && compare_interrupted()) return *status = EXIT_SIGNAL, true;
+    if (ok && busy >= 0)
+        ok = err_input(e,
+                       "%.150s: row %s is being trained by another comparison; wait for it, name other rows in --only "
+                       "or choose another dir",
+                       c->dir, c->row[busy].name);
+    ok = ok && results_read(c, all, e) && (a->measure_only || cmd_compare_train(c, all, wanted, cli, status, e));
+    engine_signals(); /* what comes has nothing to save */
+    if (compare_interrupted()) *status = EXIT_SIGNAL;
+    compare_unlock(c, &locks);
+    if (!ok || *status) return ok;
+    ok = compare_lock(c, every, LAST, &locks, &busy, e);
+    if (ok && busy >= 0 && !cli->quiet)
+        fprintf(cli->json ? stderr : stdout,
+                "row %s is being trained by another comparison; the tables follow when it ends\n", c->row[busy].name);
+    if (ok && busy < 0) ok = results_read(c, all, e) && cmd_compare_finish(c, all, a->measure_only, cli, e);
+    compare_unlock(c, &locks);
+    return ok;
+}
+
 static bool cmd_compare_work(const Args *a, const Cli *cli, int *status, Err *e) {
     Compare c;
     bool wanted[ROWS_COMPARED_MAX];
-    int lock = -1;
     if (!compare_read(&c, a->config, a->noverride, a->override, cli, e)) return false;
     RowResult *all = xcalloc((size_t)c.nrows, sizeof *all);
     bool ok = wanted_rows(&c, a->only, wanted, e);
+    if (ok && a->plan) ok = results_read(&c, all, e) && cmd_compare_plan(&c, all, wanted, cli, e);
     if (ok && !a->plan) {
         compare_signals();
-        ok = folder_lock(&c, &lock, e);
-        if (!ok && compare_interrupted()) *status = EXIT_SIGNAL, ok = true;
+        ok = cmd_compare_do(&c, a, wanted, all, cli, status, e);
     }
-    for (int i = 0; ok && !*status && i < c.nrows; i++) ok = compare_result(&c, i, all, &all[i], e);
-    if (ok && a->plan) {
-        ok = cmd_compare_plan(&c, all, wanted, cli, e);
-    } else if (ok && !*status) {
-        if (!a->measure_only) ok = cmd_compare_train(&c, all, wanted, cli, status, e);
-        engine_signals(); /* what comes has nothing to save */
-        if (ok && !*status && compare_interrupted()) *status = EXIT_SIGNAL;
-        if (ok && !*status) ok = cmd_compare_finish(&c, all, a->measure_only, cli, e);
-    }
-    if (lock >= 0) close(lock);
     free(all);
     compare_free(&c);
     return ok;

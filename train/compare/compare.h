@@ -63,7 +63,7 @@ typedef struct {
     Config cfg;    /* settings of any of its runs, except run.dir, run.seed, init_from and the learning rate */
     double decay;  /* optim.min_lr / optim.lr of its settings */
     int64_t steps, tune_steps; /* tune_steps: of runs at tune_seed */
-    size_t params, hidden; /* hidden: of the first feed-forward part */
+    size_t params, hidden;     /* hidden: of the first feed-forward part */
     /* by formula: one token's bytes as far as they grow without limit, states, all at measure.context and at the
      * contexts */
     size_t grows, state_bytes, at_context, at[CONTEXTS_MAX];
@@ -136,7 +136,7 @@ char *compare_converted(const Compare *, const CompareRow *, int64_t seed); /* m
 json_t *compare_convert_record(const Compare *, const CompareRow *, int64_t seed);
 /* The checkpoint from which a mark's run continues; NULL: it starts where the row does. malloc'ed */
 char *compare_mark_start(const Compare *, const CompareRow *, double lr, int64_t seed, int mark);
-int compare_runs(const CompareRow *); /* of a seed: marks, or 1 */
+int compare_runs(const CompareRow *);                                               /* of a seed: marks, or 1 */
 int64_t compare_steps(const Compare *, const CompareRow *, int64_t seed, int mark); /* of a run */
 
 /* ---- runs ----------------------------------------------------------------------------------------------------------

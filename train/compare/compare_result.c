@@ -223,10 +223,11 @@ json_t *compare_json(const Compare *c, const RowResult *all, const json_t *speed
         json_pack("{s:s, s:s, s:s, s:s, s:i, s:s, s:s, s:I, s:f, s:I, s:I, s:f, s:f, s:o, s:i, s:I, s:o, s:I, s:s}",
                   "config", c->path, "dir", c->dir, "version", KVSMITH_VERSION, "machine", machine, "threads",
                   c->threads, "isa", c->isa, "dtype", dtype_name(c->dtype), "match_params", (json_int_t)c->match.params,
-                  "tolerance", c->match.tolerance, "budget_tokens", (json_int_t)c->budget.tokens, "tune_tokens", (json_int_t)c->budget.tune_tokens, "max_passes",
-                  c->budget.max_passes, "max_seconds", c->budget.max_seconds, "lrs", numbers_json(&c->lrs), "widen",
-                  c->widen, "tune_seed", (json_int_t)c->tune_seed, "seeds", ints_json(&c->seeds), "text_tokens",
-                  (json_int_t)c->text_tokens, "text_hash", c->text_hash);
+                  "tolerance", c->match.tolerance, "budget_tokens", (json_int_t)c->budget.tokens, "tune_tokens",
+                  (json_int_t)c->budget.tune_tokens, "max_passes", c->budget.max_passes, "max_seconds",
+                  c->budget.max_seconds, "lrs", numbers_json(&c->lrs), "widen", c->widen, "tune_seed",
+                  (json_int_t)c->tune_seed, "seeds", ints_json(&c->seeds), "text_tokens", (json_int_t)c->text_tokens,
+                  "text_hash", c->text_hash);
     json_object_set_new(j, "measure",
                         json_pack("{s:i, s:i, s:i, s:i, s:I, s:i, s:I, s:o, s:o}", "context", c->measure.context,
                                   "prompt", c->measure.prompt, "decode", c->measure.decode, "repeats",
