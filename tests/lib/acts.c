@@ -13,6 +13,7 @@ static void desk_open(Desk *d, Table table, int threads, int N) {
 #ifndef KV_DOUBLE
     cr_assert(device_bf16(d->g.dev, true, &e), "%s", e.msg);
 #endif
+    if (!cuda_ops()) d->cpu->pairs = d->g.dev->pairs, d->cpu->pair_product = table.pairs; /* and so do products */
     d->of = xcalloc((size_t)N, sizeof *d->of), d->at = xcalloc((size_t)N, sizeof *d->at);
     d->first = xcalloc((size_t)N, sizeof *d->first);
     for (int i = 0; i < N; i++) d->at[i] = i;

@@ -37,18 +37,18 @@ Test(ops, recur_with_wide_heads) {
  * through the next. */
 static const double rounded_bound = 1e-2;
 Test(ops, recur_in_bf16, .timeout = 120) {
-    static const int widths[][2] = {{64, 64}, {16, 48}, {128, 32}, {32, 128}};
+    static const int widths[][2] = {{32, 32}, {16, 48}, {64, 16}, {16, 16}};
     double worst = 0;
     int tried = 0;
     if (cuda_ops()) return; /* a device computes the recurrence in f32 */
-    for (int i = 0; i < 24; i++) {
-        const int K = widths[i % 4][0], V = widths[i % 4][1], decay = (int[]){0, 1, K}[i / 4 % 3];
-        const bool delta = i / 12;
+    for (int i = 0; i < 12; i++) {
+        const int K = widths[i % 4][0], V = widths[i % 4][1], decay = (int[]){0, 1, K}[i % 3];
+        const bool delta = i / 6;
         if (!check_sampled(i)) continue;
         Table tables[TABLES_MAX];
-        Scene *c = recur_case(3, (int[]){150, 7, 90}, (int[]){64, 20, 65, 98}, 4, 1, 2, K, V, decay, delta, true),
-              *other = recur_case(3, (int[]){150, 7, 90}, (int[]){64, 20, 65, 98}, 4, 1, 2, K, V, decay, delta, true);
-        if (i % 3 == 2) recur_erase(c), recur_erase(other);
+        Scene *c = recur_case(3, (int[]){90, 7, 70}, (int[]){64, 20, 65, 18}, 4, 1, 2, K, V, decay, delta, true),
+              *other = recur_case(3, (int[]){90, 7, 70}, (int[]){64, 20, 65, 18}, 4, 1, 2, K, V, decay, delta, true);
+        if (i % 5 > 2) recur_erase(c), recur_erase(other);
         for (int x = 0; x < c->N * c->H * K; x++) other->k[x] *= (wide)0.8;
         for (int k = 0, n = rig_pairs(tables); k < n; k++) {
             Rig g;
@@ -62,9 +62,11 @@ Test(ops, recur_in_bf16, .timeout = 120) {
                           g.table, i, recur_results[r], err[r], at[r].i, at[r].got, at[r].want);
                 worst = fmax(worst, err[r]);
             }
-            recur_apart(&g, c, other, err, at); /* keys a fifth too short */
-            for (int r = 0; r < RECUR_RESULTS; r++) most = fmax(most, err[r]);
-            cr_assert(most > 10 * rounded_bound, "%s, case %d: other keys are %.3g off", g.table, i, most);
+            if (k == 0) { /* keys a fifth too short */
+                recur_apart(&g, c, other, err, at);
+                for (int r = 0; r < RECUR_RESULTS; r++) most = fmax(most, err[r]);
+                cr_assert(most > 10 * rounded_bound, "%s, case %d: other keys are %.3g off", g.table, i, most);
+            }
             rig_close(&g);
             tried++;
         }
