@@ -115,8 +115,8 @@ static void no_step(Scene *c) {
 static void no_key(Scene *c) {
     for (int i = 0; i < c->N * c->H; i += 3) set(c->k + i * c->K, (size_t)c->K, 0);
 }
-/* rounded: bound in bf16. Of one key nearly everything is taken out again that was put in: what is left, of o and of the
- * decays' gradients, is small next to the operands that are rounded. */
+/* rounded: bound in bf16. Of one key nearly everything is taken out again that was put in: what is left, of o and of
+ * the decays' gradients, is small next to the operands that are rounded. */
 static const struct {
     const char *name;
     Spoil *spoil;
