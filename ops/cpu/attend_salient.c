@@ -1,9 +1,9 @@
-/* attend_salient.c: attention over blocks whose rows have one of two numbers of bits (ops/salient.h); attend_lanes.c
+/* attend_salient.c: attention over blocks whose rows have `bits` or salient_bits (ops/salient.h); attend_lanes.c
  * includes it before attend_blocks.c. Keys are decoded and multiplied in stored order; of the scores alone the order is
  * changed to that of rows. */
 #include "ops/salient.h"
 
-/* n numbers of a group. Each call has its bits as a constant. */
+/* n elements of a group. Each call has its bits as a constant. */
 INLINE void salient_each(real *to, int bits, const uint32_t *group, int n) {
     for (int k = 0; k < n; k++) to[k] = (real)packed_number(*group, packed_read(group + 1, bits, n, k));
 }

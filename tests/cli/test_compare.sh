@@ -266,6 +266,8 @@ for name in mha mqa; do
 done
 ok $two "$pair" dir="$tmp/held" --only mqa # meanwhile the rest can be had
 grep -qx 'row mha is being trained by another comparison; the tables follow when it ends' "$tmp/out" || wrong "$(cat "$tmp/out")"
+ok $two "$pair" dir="$tmp/held" --only mqa --json
+grep -q '"busy": *"mha"' "$tmp/out" || wrong "--json: $(cat "$tmp/out")"
 [ -e "$tmp/held/table.md" ] && wrong "a table while a row is being trained"
 verdict processes
 
@@ -345,6 +347,12 @@ ok $wide lrs='[1e-5, 3e-5]' "$rows" dir="$tmp/wide2"
 ok $wide lrs='[1e-5, 3e-5]' "$rows" dir="$tmp/wide2" widen=2 # one more, and the seed again at the new rate
 [ "$(begun "$tmp/out")" -eq 2 ] && grep -q ' 2.7e-4 ' "$tmp/wide2/table.md" || wrong "$(cat "$tmp/out")"
 rm -rf "$tmp/wide2"
+ok $wide lrs='[1e-5, 3e-5]' widen=0 "$rows" dir="$tmp/wide2" --plan --json
+all=$(field "$tmp/out" seconds) per=$(field "$tmp/out" run_seconds)
+awk -v t="$all" -v s="$per" 'BEGIN { exit !(t > 2.99 * s && t < 3.01 * s) }' || wrong "a plan of 3 runs of $per s: $all s"
+ok $wide lrs='[1e-5, 3e-5]' widen=0 budget.tune_tokens=1280 "$rows" dir="$tmp/wide2" --plan --json
+all=$(field "$tmp/out" seconds) per=$(field "$tmp/out" run_seconds)
+awk -v t="$all" -v s="$per" 'BEGIN { exit !(t > 1.99 * s && t < 2.01 * s) }' || wrong "a plan of a run of $per s and two of half: $all s"
 ok $wide lrs='[1e-5, 3e-5]' widen=0 budget.tune_tokens=1280 "$rows" dir="$tmp/wide2" # half of the steps
 for run in lr-3e-5-seed-0:TUNE lr-3e-5-seed-1:ALL; do
     steps=$(field "$tmp/wide2/mha/${run%:*}.json" steps)

@@ -127,7 +127,9 @@ static bool cmd_compare_plan(const Compare *c, const RowResult *all, const bool 
         int left = wanted[i] ? runs_left(c, i, all) : 0;
         if (!(ok = run_seconds(c, i, dev, &seconds, e))) break;
         bool cut = c->budget.max_seconds > 0 && seconds > c->budget.max_seconds;
-        total += left * (cut ? c->budget.max_seconds : seconds), runs += left;
+        const int tries = wanted[i] ? compare_tuning_left(c, r, &all[i]) : 0; /* which may be shorter */
+        const double whole = left - tries * (1 - (double)r->tune_steps / (double)r->steps);
+        total += whole * (cut ? c->budget.max_seconds : seconds), runs += left;
         more |= wanted[i] && more_may_follow(c, i, all);
         json_array_append_new(rows,
                               json_pack("{s:s, s:I, s:I, s:f, s:I, s:I, s:I, s:i, s:f, s:b, s:s}", "name", r->name,
@@ -318,9 +320,13 @@ static bool cmd_compare_do(const Compare *c, const Args *a, const bool *wanted, 
     compare_unlock(c, &locks);
     if (!ok || *status) return ok;
     ok = compare_lock(c, every, LAST, &locks, &busy, e);
-    if (ok && busy >= 0 && !cli->quiet)
-        fprintf(cli->json ? stderr : stdout,
-                "row %s is being trained by another comparison; the tables follow when it ends\n", c->row[busy].name);
+    if (ok && busy >= 0 && cli->json) {
+        json_t *j = json_pack("{s:s}", "busy", c->row[busy].name);
+        ok = engine_print(j, e);
+        json_decref(j);
+    } else if (ok && busy >= 0 && !cli->quiet) {
+        printf("row %s is being trained by another comparison; the tables follow when it ends\n", c->row[busy].name);
+    }
     if (ok && busy < 0) ok = results_read(c, all, e) && cmd_compare_finish(c, all, a->measure_only, cli, e);
     compare_unlock(c, &locks);
     return ok;
