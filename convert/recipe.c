@@ -73,7 +73,8 @@ static void write_schedule(Writer *w, const ModelCfg *m, const Retrofit *f) {
         for (int i = 0; i < m->nkinds; i++)
             if (!strcmp(m->kind[i].mixer->name, "dmc"))
                 fprintf(w->f, "      model.kinds.%s.phase: soft\n", m->kind[i].name);
-        fprintf(w->f, "      train.compression: {target: %g, ramp: %s}\n", f->target, fix ? "false" : "true");
+        fprintf(w->f, "      train.compression: {target: %g, ramp: %s, exact: true}\n", f->target,
+                fix ? "false" : "true");
         if (fix) fprintf(w->f, "      optim: {schedule: cosine, min_lr: %g}\n", f->rate / 10);
     }
 }

@@ -188,10 +188,11 @@ static inline char *lanes_block(const Lanes *t, int page) {
 
 /* Run.mode, by or. A pass of inference that writes its history has none. */
 enum {
-    RUN_TRAIN = 1,  /* dropout and noise are on */
-    RUN_HOLD = 2,   /* nothing may become history: a state is read, never written */
-    RUN_SMOOTH = 4, /* straight-through values are their smooth twins: what a gradient check can difference */
-    RUN_STILL = 8   /* decisions without noise: what does not depend on a row's place in its sample */
+    RUN_TRAIN = 1,       /* dropout and noise are on */
+    RUN_HOLD = 2,        /* nothing may become history: a state is read, never written */
+    RUN_SMOOTH = 4,      /* straight-through values are their smooth twins: what a gradient check can difference */
+    RUN_STILL = 8,       /* decisions without noise: what does not depend on a row's place in its sample */
+    RUN_COUNT_STILL = 16 /* decisions are reported (STAT_MERGED) as they would be without noise */
 };
 
 /* What mixers report in addition to their output, per sequence: a sum and the count of what was summed. The loss on

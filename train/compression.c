@@ -6,6 +6,7 @@ void compression_begin(Compression *c, const CompressionCfg *cfg, double progres
     double target = cfg->ramp ? 1 + (cfg->target - 1) * progress : cfg->target;
     c->wanted = 1 - 1 / target;
     c->weight = cfg->weight / B;
+    c->both = cfg->exact && cfg->target > 1;
 }
 
 void compression_stat(void *ctx, Tensor stat, Tensor dstat) {
@@ -17,9 +18,9 @@ void compression_stat(void *ctx, Tensor stat, Tensor dstat) {
         c->sum += sum;
         c->count += count;
         double lacks = c->wanted - sum / count;
-        if (lacks <= 0 || !present(dstat)) continue;
-        c->loss += c->weight * lacks;
-        R(dstat)[(size_t)b * STATS + STAT_MERGED] = (real)(-c->weight / count);
+        if (!present(dstat) || lacks == 0 || (lacks < 0 && !c->both)) continue;
+        c->loss += c->weight * fabs(lacks);
+        R(dstat)[(size_t)b * STATS + STAT_MERGED] = (real)(copysign(c->weight, -lacks) / count);
     }
 }
 

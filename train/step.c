@@ -108,6 +108,7 @@ static void model_begins(Trainer *t, int64_t done) {
     t->work.step = (uint64_t)t->run->state.step;
     t->work.progress = fmax((double)done / (double)c->steps, t->run->state.share);
     compression_begin(&t->compression, &c->compression, t->work.progress, c->batch);
+    t->work.mode = t->compression.both ? RUN_COUNT_STILL : 0;
     t->work.stat_loss = compression_stat;
     t->work.stat_ctx = &t->compression;
     shadow_refresh(t->dev); /* what else than a step changed weights, such as a checkpoint */

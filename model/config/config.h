@@ -55,7 +55,7 @@ enum { GRAPH_AUTO, GRAPH_OFF };
 /* The loss on the cache statistics that mixers report, see train/compression.h. */
 typedef struct {
     double target, weight; /* target 1: none */
-    bool ramp;
+    bool ramp, exact;
 } CompressionCfg;
 /* Losses against another model (the teacher); path "": none. */
 typedef struct {

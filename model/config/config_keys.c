@@ -85,6 +85,10 @@ static const Key compression_keys[] = {
     {"weight", KEY_FLOAT, AT(weight), "1.0", 0, 1e6, "weight of this loss, added to the mean loss of the targets", 0,
      0},
     {"ramp", KEY_BOOL, AT(ramp), "true", 0, 0, "the target grows linearly from 1 during the stage", 0, 0},
+    {"exact", KEY_BOOL, AT(exact), "false", 0, 0,
+     "meet the target in evaluation: decisions count without their noise, and too much compression costs as too little "
+     "does",
+     0, 0},
     {0}};
 #undef AT
 #define AT(member) offsetof(TrainCfg, member)

@@ -18,7 +18,7 @@ static void decide(Run *r, Tensor alpha, Tensor omega, Tensor bias, Tensor evict
             bool begins = b->first[i] == i;
             size_t at = lane_cell(alpha, i, h);
             double p = train && !(r->mode & RUN_STILL) ? rng_uniform(noise_row(r, key, i), (uint64_t)h) : 0.5;
-            double l = (d.gain * R(u)[lane_cell(u, i, h)] - d.offset + log(p / (1 - p))) / d.temperature;
+            double still = d.gain * R(u)[lane_cell(u, i, h)] - d.offset, l = (still + log(p / (1 - p))) / d.temperature;
             bool hard = l > 0 && !begins;
             real soft = begins ? 0 : train ? (real)logistic(l) : hard;
             R(alpha)[at] = soft;
@@ -29,7 +29,7 @@ static void decide(Run *r, Tensor alpha, Tensor omega, Tensor bias, Tensor evict
             if (present(omega)) R(omega)[at] = (real)(logistic(R(u)[lane_cell(u, i, G + h)] + d.offset) + d.eps);
             if (!present(r->stat)) continue;
             real *stat = R(r->stat) + ((size_t)b->of[i] * STATS + STAT_MERGED) * 2;
-            stat[0] += r->mode & RUN_SMOOTH ? soft : hard;
+            stat[0] += r->mode & RUN_SMOOTH ? soft : r->mode & RUN_COUNT_STILL ? still > 0 && !begins : hard;
             stat[1] += 1;
         }
 }

@@ -417,7 +417,7 @@ void cuda_merge_backward(Cuda *, const CudaMerge *, float *dx, float *da, float 
  * of decisions are `stats` elements apart, its derivatives in dstat. */
 typedef struct {
     int N, B, G, wide, stats, group;
-    bool train, noise, smooth;
+    bool train, noise, smooth, count_still;
     double gain, offset, temperature, eps;
     uint64_t key;
     const uint64_t *at; /* cuda_decide: the key, as a captured pass reads it */

@@ -90,7 +90,8 @@ void ref_decide(Run *r, Tensor alpha, Tensor omega, Tensor bias, Tensor evicted,
             if (!begins && i > b->off[b->of[i]]) put2(bias, i - 1, h, train ? -softplus_of(l) : hard ? -INFINITY : 0);
             if (!present(r->stat)) continue;
             const long stat = ((long)b->of[i] * STATS + STAT_MERGED) * 2;
-            put(r->stat, stat, get(r->stat, stat) + (r->mode & RUN_SMOOTH ? soft : hard));
+            const bool counted = r->mode & RUN_COUNT_STILL ? c.gain * get2(u, i, h) > c.offset && !begins : hard;
+            put(r->stat, stat, get(r->stat, stat) + (r->mode & RUN_SMOOTH ? soft : counted));
             put(r->stat, stat + 1, get(r->stat, stat + 1) + 1);
         }
 }

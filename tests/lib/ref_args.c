@@ -418,10 +418,11 @@ static Decide decide_of(OpCall *c) {
     return (Decide){uniform_in(c, 0.5, 2), uniform_in(c, -1, 3), uniform_in(c, 0.3, 1), 1e-6, 1 + draw_of(c, 3)};
 }
 MAKE(decide) {
-    static const unsigned modes[] = {0, RUN_TRAIN, RUN_TRAIN | RUN_STILL, RUN_TRAIN | RUN_SMOOTH};
+    static const unsigned modes[] = {0, RUN_TRAIN, RUN_TRAIN | RUN_STILL, RUN_TRAIN | RUN_SMOOTH,
+                                     RUN_TRAIN | RUN_COUNT_STILL};
     call_batch(c, 1 + draw_of(c, 3), coin(c));
     const int G = 1 + draw_of(c, 4);
-    c->run.mode = modes[draw_of(c, 4)];
+    c->run.mode = modes[draw_of(c, 5)];
     ARG(alpha, c->N, G), ARG(bias, c->N, G), ARG(evicted, c->N, G), ARG(omega, c->N, G);
     ARG(u, c->N, present(a->omega) ? 2 * G : G);
     if (coin(c)) PART("u", c->run.stat, ROLE_INOUT, c->batch.B, STATS, 2);

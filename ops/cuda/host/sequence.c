@@ -450,6 +450,7 @@ static CudaDecide decide_pass(Run *r, Tensor alpha, int wide, Decide d) {
                     .train = r->mode & RUN_TRAIN,
                     .noise = r->mode & RUN_TRAIN && !(r->mode & RUN_STILL),
                     .smooth = r->mode & RUN_SMOOTH,
+                    .count_still = r->mode & RUN_COUNT_STILL,
                     .gain = d.gain,
                     .offset = d.offset,
                     .temperature = d.temperature,

@@ -33,7 +33,7 @@ __global__ void decide(size_t n, CudaDecide p, float *alpha, float *omega, float
         bias[at] = mask;
     }
 }
-/* One block per sequence: sums of integers, exact in any order. */
+/* One block per sequence: sums of integers, exact in any order. p.noise: the decisions that are counted have it. */
 __global__ void decide_count(CudaDecide p, float *stat, const float *alpha, const float *u) {
     SMEM_DYN(float, part);
     size_t begin = (size_t)p.off[blockIdx.x] * (size_t)p.G, end = (size_t)p.off[blockIdx.x + 1] * (size_t)p.G;
@@ -52,6 +52,7 @@ extern "C" void cuda_decide(Cuda *c, const CudaDecide *d, float *alpha, float *o
     CudaDecide p = *d;
     p.at = value_of(c, &p.key);
     LAUNCH_EACH(c, decide, (size_t)p.N * (size_t)p.G, p, alpha, omega, bias, evicted, u);
+    p.noise = p.noise && !p.count_still;
     if (stat && p.N > 0)
         LAUNCH(decide_count, dim3((unsigned)p.B), dim3(BLOCK), WARPS * sizeof(float), c->stream, p, stat, alpha, u);
 }
