@@ -324,7 +324,7 @@ static bool write_all(Job *j, const char *tmp, Flow *flow, Laying *lay, Err *e) 
     bool ok = st_out_end(&out, e) &&
               hf_config_write(config, &j->to, &ids, stored_as(j, "model.embed_tokens.weight", 0), e) &&
               keep_pad(j->src, config, e) && folder_copy(j->src, tmp, e) &&
-              recipe_write(tmp, &j->to, convert_loses(j) ? j->src : NULL, &j->retrofit, e);
+              recipe_write(tmp, &j->to, convert_loses(j) || j->retrofit.adapter ? j->src : NULL, &j->retrofit, e);
     free(config);
     return ok;
 }

@@ -4,13 +4,13 @@
 #include "kinds.h"
 
 typedef struct {
-    int action, lane, window, delay, steps, every;
+    int action, decide, lane, window, delay, steps, every;
     double temperature, offset, rate, target;
     char gain[KEY_TEXT_MAX];
     Ints keep;
 } Dmc;
 #define AT(member) offsetof(Dmc, member)
-#define DMC_KEYS(action_, delay_)                                                                                     \
+#define DMC_KEYS(action_, delay_, decide_)                                                                            \
     {                                                                                                                 \
         {"action",                                                                                                    \
          KEY_CHOICE,                                                                                                  \
@@ -21,6 +21,16 @@ typedef struct {
          "merge: a token joins its predecessor's row (DMC); evict: the predecessor's row is removed (DMS)",           \
          dmc_actions,                                                                                                 \
          0},                                                                                                          \
+            {"decide",                                                                                                \
+             KEY_CHOICE,                                                                                              \
+             AT(decide),                                                                                              \
+             decide_,                                                                                                 \
+             0,                                                                                                       \
+             0,                                                                                                       \
+             "lane: a channel of each head; adapter (evict alone): a new projection, of zeros at first; the rest of " \
+             "the model stays as it is",                                                                              \
+             dmc_deciders,                                                                                            \
+             0},                                                                                                      \
             {"lane", KEY_CHOICE, AT(lane), "last", 0, 0, "channel of each head that decides", dmc_lanes, 0},          \
             {"window",                                                                                                \
              KEY_INT,                                                                                                 \
@@ -59,13 +69,13 @@ typedef struct {
             0                                                                                                         \
         }                                                                                                             \
     }
-static const Key dmc_keys[] = DMC_KEYS("merge", "0"), dms_keys[] = DMC_KEYS("evict", "16");
+static const Key dmc_keys[] = DMC_KEYS("merge", "0", "lane"), dms_keys[] = DMC_KEYS("evict", "16", "lane");
 #undef AT
 
 /* The factor of the decision channel; refuses one by which no decision could turn within the steps. */
 static bool dmc_gain_of(const Job *j, double *gain, Err *e) {
     const Dmc *c = j->cfg;
-    const int soft = c->steps - retrofit_steps(c->steps).zero;
+    const int soft = c->steps - retrofit_steps(c->steps, c->decide == DMC_ADAPTER).zero;
     const double fits = dmc_gain(c->offset, c->rate, j->from.d_model, soft);
     Number n;
     if (!strcmp(c->gain, "auto")) {
@@ -88,12 +98,16 @@ static bool dmc_plan(Job *j, json_t *model, Err *e) {
     const char *to = j->target->name;
     bool convert[LAYERS_MAX];
     double gain = 0;
+    const bool adapter = c->decide == DMC_ADAPTER;
+    if (adapter && c->action == DMC_MERGE)
+        return err_input(e, "decide: adapter evicts rows and merges none; use --to dms, or decide=lane");
     if (!layers_chosen(j, &c->keep, c->every, convert, e) || !dmc_gain_of(j, &gain, e)) return false;
     for (int l = 0; l < j->a.L; l++) {
         const GqaCfg *g = job_gqa(&j->a, l);
-        if (convert[l] && (!gqa_plain(j, l, true, false, true, e))) return false;
-        if (convert[l] && g->table.n && g->table.n < g->head_dim)
-            return err_input(e, "--to %s: the heads of layer %d rotate only %d elements, which dmc does not support",
+        if (convert[l] && !gqa_plain(j, l, !adapter, false, true, e)) return false;
+        if (convert[l] && adapter && !gqa_unscaled(j, l, e)) return false;
+        if (convert[l] && !adapter && g->table.n && g->table.n < g->head_dim)
+            return err_input(e, "--to %s: the heads of layer %d rotate only %d elements, which needs decide=adapter",
                              to, l, g->table.n);
         convert[l] &= j->a.layer[l].owner && job_gqa(&j->a, l)->heads > 0; /* readers stay: they see merged rows */
     }
@@ -102,23 +116,36 @@ static bool dmc_plan(Job *j, json_t *model, Err *e) {
         if (!g) continue;
         json_t *kind = json_object_get(json_object_get(model, "kinds"), j->from.kind[i].name);
         kind_split(model, j->from.kind[i].name, to, convert,
-                   json_pack("{ss si si si sO sb sb ss ss ss si si sf sf sf}", "mixer", "dmc", "heads", g->heads,
-                             "kv_heads", g->kv_heads, "head_dim", g->head_dim, "rope", json_object_get(kind, "rope"),
-                             "qkv_bias", g->qkv_bias, "o_bias", g->o_bias, "phase", "zero", "action",
-                             dmc_actions[c->action], "lane", dmc_lanes[c->lane], "window", c->window, "delay", c->delay,
-                             "temperature", c->temperature, "offset", c->offset, "gain", gain));
+                   json_pack("{ss si si si sO si sb sb sb sb ss ss ss ss si si sf sf sf}", "mixer", "dmc", "heads",
+                             g->heads, "kv_heads", g->kv_heads, "head_dim", g->head_dim, "rope",
+                             json_object_get(kind, "rope"), "rope_dims", g->rope_dims, "qk_norm", g->qk_norm,
+                             "qk_norm_wide", g->qk_norm_wide, "qkv_bias", g->qkv_bias, "o_bias", g->o_bias, "phase",
+                             adapter ? "soft" : "zero", "action", dmc_actions[c->action], "decide",
+                             dmc_deciders[c->decide], "lane", dmc_lanes[c->lane], "window", c->window, "delay",
+                             c->delay, "temperature", c->temperature, "offset", c->offset, "gain", gain));
     }
-    j->retrofit = (Retrofit){c->rate, c->target, c->steps};
-    snprintf(j->report->rule, sizeof j->report->rule, "%s action=%s delay=%d offset=%g gain=%.4g phase=zero", to,
-             dmc_actions[c->action], c->delay, c->offset, gain);
+    /* Projections of zeros evict nothing if a decision starts below its threshold. */
+    j->exact = j->moves = adapter && c->offset > 0;
+    j->retrofit = (Retrofit){c->rate, c->target, c->steps, adapter};
+    snprintf(j->report->rule, sizeof j->report->rule, "%s action=%s decide=%s delay=%d offset=%g gain=%.4g phase=%s",
+             to, dmc_actions[c->action], dmc_deciders[c->decide], c->delay, c->offset, gain, adapter ? "soft" : "zero");
     snprintf(j->report->note, sizeof j->report->note,
-             "train it next: train.yaml in the result has the stages, first phase zero, which removes the decision "
-             "channel from attention, then phase soft up to a compression of %g",
+             adapter
+                 ? "train it next: train.yaml in the result trains the projections that decide, and nothing else, up "
+                   "to a compression of %g"
+                 : "train it next: train.yaml in the result has the stages, first phase zero, which removes the "
+                   "decision channel from attention, then phase soft up to a compression of %g",
              c->target);
     return true;
 }
-static bool dmc_same_tensors(Job *j, int l, Err *e) {
-    (void)j, (void)l, (void)e;
+/* The same tensors, and zeros for an adapter. */
+static bool dmc_layer(Job *j, int l, Err *e) {
+    static const char *const names[] = {"self_attn.decide_proj.weight", "self_attn.decide_proj.bias"};
+    (void)e;
+    for (int i = 0; i < 2; i++) {
+        const Tensor t = job_out(j, l, names[i]);
+        if (present(t) && !j->failed) memset(t.p, 0, tensor_bytes(t));
+    }
     return true;
 }
 const Target dmc_target = {
@@ -130,13 +157,14 @@ const Target dmc_target = {
     .keys = dmc_keys,
     .cfg_size = sizeof(Dmc),
     .plan = dmc_plan,
-    .layer = dmc_same_tensors};
+    .layer = dmc_layer};
 const Target dms_target = {.name = "dms",
                            .exact =
-                               "approximate: the decision channel of a query head of each group is 0 in evaluation",
-                           .needs = "as dmc",
+                               "approximate: the decision channel of a query head of each group is 0 in evaluation; "
+                               "lossless with decide=adapter",
+                           .needs = "as dmc; QK-norm and partial rotations with decide=adapter",
                            .about = "as dmc, for delayed eviction: a row leaves some positions after the decision",
                            .keys = dms_keys,
                            .cfg_size = sizeof(Dmc),
                            .plan = dmc_plan,
-                           .layer = dmc_same_tensors};
+                           .layer = dmc_layer};

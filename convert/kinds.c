@@ -45,18 +45,24 @@ bool layers_chosen(const Job *j, const Ints *keep, int every, bool convert[LAYER
                           j->a.layer[0].kind->mixer->name);
 }
 
+bool gqa_unscaled(const Job *j, int l, Err *e) {
+    const GqaCfg *c = job_gqa(&j->a, l);
+    const char *to = j->target->name;
+    if (c->scale > 0 || c->soft_cap > 0)
+        return err_input(e, "--to %s: layer %d sets its scores' %s, which %s cannot hold", to, l,
+                         c->scale > 0 ? "scale" : "soft_cap", to);
+    if (c->out_gate || c->sink_scores)
+        return err_input(e, "--to %s: layer %d has %s, which %s cannot hold", to, l,
+                         c->out_gate ? "out_gate" : "sink_scores", to);
+    return true;
+}
 bool gqa_plain(const Job *j, int l, bool norm, bool shared, bool window, Err *e) {
     const GqaCfg *c = job_gqa(&j->a, l);
     const char *to = j->target->name;
     if (norm && (c->qk_norm || c->qk_norm_wide))
         return err_input(e, "--to %s: layer %d norms its queries and keys (%s), which %s cannot hold", to, l,
                          c->qk_norm ? "qk_norm" : "qk_norm_wide", to);
-    if (norm && (c->scale > 0 || c->soft_cap > 0))
-        return err_input(e, "--to %s: layer %d sets its scores' %s, which %s cannot hold", to, l,
-                         c->scale > 0 ? "scale" : "soft_cap", to);
-    if (norm && (c->out_gate || c->sink_scores))
-        return err_input(e, "--to %s: layer %d has %s, which %s cannot hold", to, l,
-                         c->out_gate ? "out_gate" : "sink_scores", to);
+    if (norm && !gqa_unscaled(j, l, e)) return false;
     if (shared && (j->a.layer[l].shared || !j->a.layer[l].owner))
         return err_input(e, "--to %s: layer %d shares keys and values with others (kv_from), which %s cannot hold", to,
                          l, to);

@@ -14,6 +14,8 @@ bool layers_chosen(const Job *, const Ints *keep, int every, bool convert[LAYERS
 /* Refuses what a target does not support: QK-norm; rows that other layers read or that are another's (`shared`); a
  * window. */
 bool gqa_plain(const Job *, int l, bool norm, bool shared, bool window, Err *);
+/* Refuses scores with a scale or a cap of their own, sinks that are scores, and gates: gqa_plain's `norm` does, too. */
+bool gqa_unscaled(const Job *, int l, Err *);
 /* Refuses a layer whose queries cannot follow the keys of the layer that it reads: through a rotation of their basis
  * (`turned`), else into another order of the rotated elements. */
 bool gqa_follows(const Job *, int l, bool turned, const char *what, Err *);

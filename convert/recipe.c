@@ -22,14 +22,14 @@ static bool recipe_writable(const char *path) {
     return ok;
 }
 
-static void write_teacher(Writer *w, const char *real) {
+static void write_teacher(Writer *w, const char *real, bool adapter) {
     if (!real) return;
     if (!recipe_writable(real)) {
         fputs("\n# teacher: {path: ...} is the source of the conversion, whose name cannot be written here.\n", w->f);
     } else {
-        fputs("\n# The conversion is approximate, so the model also learns from its source. null trains on the text "
-              "alone.\nteacher:\n  path: ",
-              w->f);
+        fprintf(w->f,
+                "\n# %s so the model also learns from its source. null trains on the text alone.\nteacher:\n  path: ",
+                adapter ? "Rows will be evicted," : "The conversion is approximate,");
         write_text(w, real);
         fputs("\n  losses: {lm: 1.0, kl: 1.0}\n", w->f);
     }
@@ -62,12 +62,16 @@ static void write_schedule(Writer *w, const ModelCfg *m, const Retrofit *f) {
         fputs("\noptim:\n  lr: 1e-4\n  min_lr: 1e-5\n  warmup: 5%\n", w->f);
         return;
     }
-    const RetrofitSteps n = retrofit_steps(f->steps);
+    const RetrofitSteps n = retrofit_steps(f->steps, f->adapter);
+    if (f->adapter) fputs("  train_only: ['*decide_proj*']  # everything else stays as it is\n", w->f);
     fprintf(w->f,
-            "\n# The decision channel of each head fades from attention; it decides while the target grows; the "
-            "target holds.\n# The gain of model.kinds was chosen for this rate: change both together.\n"
-            "optim:\n  lr: %g\n  warmup: 0\n  schedule: constant\nstages:\n  - {name: zero, steps: %d}\n",
-            f->rate, n.zero);
+            "\n# %s while the target grows; the target holds.\n"
+            "# The gain of model.kinds was chosen for this rate: change both together.\n"
+            "optim:\n  lr: %g\n  warmup: 0\n  schedule: constant\nstages:\n",
+            f->adapter ? "Adapters learn to decide"
+                       : "The decision channel of each head fades from attention; it decides",
+            f->rate);
+    if (!f->adapter) fprintf(w->f, "  - {name: zero, steps: %d}\n", n.zero);
     for (int fix = 0; fix < 2; fix++) {
         fprintf(w->f, "  - name: %s\n    steps: %d\n    set:\n", fix ? "fix" : "retrofit", fix ? n.fix : n.ramp);
         for (int i = 0; i < m->nkinds; i++)
@@ -96,7 +100,7 @@ bool recipe_write(const char *dir, const ModelCfg *m, const char *teacher, const
             "run:\n  dir: ${here}/run\n"
             "init_from: ${here}              # model and %s; keys under `model:` change single settings\n",
             task.kind ? "" : " data.train=FILE", task.kind ? "weights" : "tokenizer");
-    write_teacher(&w, real);
+    write_teacher(&w, real, retrofit->adapter);
     if (!retrofit->steps)
         fputs("\n# All weights are trained. Adapters alone need less memory:\n"
               "# lora: {rank: 16, alpha: 32}   # and optim.lr: 5e-4\n",

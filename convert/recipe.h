@@ -3,18 +3,19 @@
 #pragma once
 #include "convert.h"
 
-/* Training in three stages that teaches a model of mixer dmc to merge or evict: at learning rate `rate`, up to the
+/* Training in stages that teaches a model of mixer dmc to merge or evict: at learning rate `rate`, up to the
  * compression `target`. steps 0: no such training. */
 typedef struct {
     double rate, target;
     int steps;
+    bool adapter; /* it alone is trained, and there is no phase zero */
 } Retrofit;
 /* How the steps of a retrofit are divided: phase zero; soft while the target grows; soft at the target. */
 typedef struct {
     int zero, ramp, fix;
 } RetrofitSteps;
-static inline RetrofitSteps retrofit_steps(int steps) {
-    const int zero = (steps + 9) / 10, ramp = steps / 2;
+static inline RetrofitSteps retrofit_steps(int steps, bool adapter) {
+    const int zero = adapter ? 0 : (steps + 9) / 10, ramp = steps / 2;
     return (RetrofitSteps){zero, ramp, steps - zero - ramp};
 }
 

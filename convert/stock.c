@@ -3,7 +3,8 @@
  * Latents (mla): with c = W_a x + b_a, nothing between, the keys and values that W_b makes of c are W_b W_a x + W_b
  * b_a: projections of x. A head of keys and values for every query head, or for every group of query heads that read
  * the same; its rotated elements come first (rope_dims). Exact where latents have no norm, queries none of theirs, and
- * keys are as long as values. Merged rows (dmc): the same projections without the decision channel of each head.
+ * keys are as long as values. Merged rows (dmc): the same projections without the decision channel of each head, or
+ * without the adapter that decided.
  * Exact before anything merges (phase zero) and without a rotation, which mixes the channel with its partner; else rows
  * separate. A window as long as the model's positions hides nothing and goes. A layer that reads the keys and
  * values of another has none of its own: those are made of the other's input, which no projection of its own gives. */
@@ -49,14 +50,15 @@ static json_t *mla_kind(const MlaCfg *c, const json_t *kind, int kv_heads) {
                      json_object_get(kind, "rope"), "qkv_bias", c->q_bias || c->a_bias, "o_bias", c->o_bias);
 }
 static json_t *dmc_kind(const DmcCfg *c, const json_t *kind) {
-    return json_pack("{ss si si si sO sb sb}", "mixer", "gqa", "heads", c->g.heads, "kv_heads", c->g.kv_heads,
-                     "head_dim", c->g.head_dim, "rope", json_object_get(kind, "rope"), "qkv_bias", c->g.qkv_bias,
-                     "o_bias", c->g.o_bias);
+    return json_pack("{ss si si si sO si sb sb sb sb}", "mixer", "gqa", "heads", c->g.heads, "kv_heads", c->g.kv_heads,
+                     "head_dim", c->g.head_dim, "rope", json_object_get(kind, "rope"), "rope_dims", c->g.rope_dims,
+                     "qk_norm", c->g.qk_norm, "qk_norm_wide", c->g.qk_norm_wide, "qkv_bias", c->g.qkv_bias, "o_bias",
+                     c->g.o_bias);
 }
 
 bool stock_plan(Job *j, json_t *model, int kv_heads, Err *e) {
     bool convert[LAYERS_MAX], exact = true;
-    int latents = 0, merged = 0, windows = 0;
+    int latents = 0, merged = 0, windows = 0, lanes = 0;
     for (int l = 0; l < j->a.L; l++) {
         const GqaCfg *g = job_gqa(&j->a, l);
         const bool wide = g && g->window >= j->from.max_positions;
@@ -76,7 +78,7 @@ bool stock_plan(Job *j, json_t *model, int kv_heads, Err *e) {
         latents += stock_is(j, l, "mla"), windows += wide;
         if (stock_is(j, l, "dmc")) {
             const DmcCfg *c = (const void *)j->a.layer[l].cfg;
-            merged++;
+            merged++, lanes += c->decide == DMC_LANE;
             exact &= c->phase == DMC_ZERO && !c->g.table.n;
         }
         convert[l] = !g || wide;
@@ -105,7 +107,8 @@ bool stock_plan(Job *j, json_t *model, int kv_heads, Err *e) {
              "gqa: of %d layers %d with latents, %d with merged rows, %d windows", j->a.L, latents, merged, windows);
     if (!exact)
         snprintf(j->report->note, sizeof j->report->note,
-                 "merged rows become separate rows, and the rotation includes the decision channel");
+                 lanes ? "merged rows become separate rows, and the rotation includes the decision channel"
+                       : "rows that were evicted stay");
     return true;
 }
 
@@ -167,6 +170,7 @@ static bool dmc_layer(Job *j, int l) {
                                         "self_attn.k_proj.bias"};
     const DmcCfg *c = (const void *)j->a.layer[l].cfg;
     const int D = c->g.head_dim, lane = c->lane == DMC_LAST ? D - 1 : 0, each = c->g.heads / c->g.kv_heads;
+    if (c->decide == DMC_ADAPTER) return true;
     for (int t = 0; t < 4; t++) {
         Tensor x = job_edit(j, l, names[t]);
         if (j->failed) return false;

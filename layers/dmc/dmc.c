@@ -7,7 +7,8 @@
 #define FADE 0.8         /* the part of phase zero after which the lane is 0 */
 
 static const char *const phases[] = {"zero", "soft", NULL};
-const char *const dmc_lanes[] = {"last", "first", NULL}, *const dmc_actions[] = {"merge", "evict", NULL};
+const char *const dmc_lanes[] = {"last", "first", NULL}, *const dmc_actions[] = {"merge", "evict", NULL},
+                  *const dmc_deciders[] = {"lane", "adapter", NULL};
 #define AT(member) offsetof(DmcCfg, member)
 static const Key keys[] = {
     {"heads", KEY_INT, AT(g.heads), NULL, 1, 1024, "query heads", 0, 0},
@@ -24,6 +25,15 @@ static const Key keys[] = {
     {"action", KEY_CHOICE, AT(action), "merge", 0, 0,
      "merge: a token is added to its predecessor's row (DMC); evict: the predecessor's row is removed (DMS)",
      dmc_actions, 0},
+    {"decide", KEY_CHOICE, AT(decide), "lane", 0, 0,
+     "lane: a channel of each head, which is removed from attention; adapter (evict alone): a projection of its own",
+     dmc_deciders, 0},
+    {"rope_dims", KEY_INT, AT(g.rope_dims), "0", 0, 1024, "adapter: rotated elements, the first of every head; 0: all",
+     0, 0},
+    {"qk_norm", KEY_BOOL, AT(g.qk_norm), "false", 0, 0,
+     "adapter: RMSNorm of every query and key head before the rotation", 0, 0},
+    {"qk_norm_wide", KEY_BOOL, AT(g.qk_norm_wide), "false", 0, 0,
+     "adapter: RMSNorm of all query heads together, and of all key heads, before the rotation", 0, 0},
     {"lane", KEY_CHOICE, AT(lane), "last", 0, 0,
      "channel of each head that decides: last (slowest pair of half-split rope) or first", dmc_lanes, 0},
     {"window", KEY_INT, AT(window), "12", 0, 4096,
@@ -40,12 +50,15 @@ static const Key keys[] = {
 /* Saved: q as attended, o, lse; before the merge k, v and their weights omega; alpha. The last three exist in phase
  * soft. */
 typedef struct {
-    Tensor q, o, lse;          /* (M,H,D), (M,H,D), (M,H); M wanted rows */
-    Tensor k, v, omega, alpha; /* (N,G,D) (N,G,D) (N,G), when merging; (N,G) */
+    Tensor q, o, lse;                    /* (M,H,D), (M,H,D), (M,H); M wanted rows */
+    Tensor k, v, omega, alpha;           /* (N,G,D) (N,G,D) (N,G), when merging; (N,G) */
+    Tensor q_raw, k_raw, q_rstd, k_rstd; /* norms only, as gqa's */
 } S;
 
 static bool dmc_soft(const DmcCfg *c) { return c->phase == DMC_SOFT; }
 static bool dmc_reports(const void *cfg) { return dmc_soft(cfg); }
+static bool dmc_adapter(const DmcCfg *c) { return c->decide == DMC_ADAPTER; }
+static bool dmc_normed(const DmcCfg *c) { return c->g.qk_norm || c->g.qk_norm_wide; }
 static bool dmc_merges(const DmcCfg *c) { return dmc_soft(c) && c->action == DMC_MERGE; }
 static int lane_of(const DmcCfg *c) { return c->lane == DMC_LAST ? c->g.head_dim - 1 : 0; }
 static int group_of(const DmcCfg *c) { return c->g.heads / c->g.kv_heads; }
@@ -63,6 +76,15 @@ static bool dmc_check(void *cfg, Err *e) {
         return err_input(
             e, "delay: %d positions, but a merged row is replaced at once; set action: evict or leave delay out",
             c->delay);
+    if (dmc_adapter(c) && c->action == DMC_MERGE)
+        return err_input(e, "decide: adapter needs action: evict; a merge also needs importances, which lanes give");
+    if (dmc_adapter(c) && !dmc_soft(c))
+        return err_input(e, "phase: zero removes a channel, but with decide: adapter none decides; leave phase out");
+    if (!dmc_adapter(c) && (dmc_normed(c) || c->g.rope_dims))
+        return err_input(e, "%s: not where a channel decides; set decide: adapter and action: evict",
+                         c->g.rope_dims ? "rope_dims"
+                         : c->g.qk_norm ? "qk_norm"
+                                        : "qk_norm_wide");
     if (c->gain == 0) c->gain = c->action == DMC_MERGE ? 1 : 100;
     return true;
 }
@@ -73,10 +95,25 @@ static void dmc_buffers(const DmcCfg *c, int N, int M, S *s, Fields *f) {
     field(f, &s->o, "o", 0, M, H, D);
     field(f, &s->lse, "lse", FIELD_F32, M, H);
     if (dmc_soft(c)) field(f, &s->alpha, "alpha", FIELD_F32, N, G);
+    if (dmc_normed(c)) {
+        const bool wide = c->g.qk_norm_wide;
+        field(f, &s->q_raw, "q_raw", 0, M, H, D);
+        field(f, &s->q_rstd, "q_rstd", FIELD_F32, M, wide ? 1 : H);
+        field(f, &s->k_raw, "k_raw", 0, N, G, D);
+        field(f, &s->k_rstd, "k_rstd", FIELD_F32, N, wide ? 1 : G);
+    }
     if (!dmc_merges(c)) return;
     field(f, &s->k, "k", 0, N, G, D);
     field(f, &s->v, "v", 0, N, G, D);
     field(f, &s->omega, "omega", FIELD_F32, N, G);
+}
+static void dmc_weights(const void *cfg, void *w_, Fields *f) {
+    const DmcCfg *c = cfg;
+    DmcW *w = w_;
+    gqa_weights(cfg, w_, f);
+    if (!dmc_adapter(c)) return;
+    field(f, &w->wd, "decide_proj.weight", FIELD_ZEROS, c->g.kv_heads, c->g.base.d_model);
+    field(f, &w->bd, "decide_proj.bias", FIELD_ZEROS | FIELD_NODECAY, c->g.kv_heads);
 }
 static void dmc_saved(const void *cfg, int N, void *s, Fields *f) { dmc_buffers(cfg, N, N, s, f); }
 
@@ -105,6 +142,7 @@ static void dmc_turn(Run *r, const DmcCfg *c, Tensor x, RowList rows, int step, 
 static real dmc_left(const Run *r, const DmcCfg *c) {
     return dmc_soft(c) || !(r->mode & RUN_TRAIN) ? 0 : (real)fmax(0, 1 - r->progress / FADE);
 }
+/* Where an adapter decides, gqa_turn and gqa_turn_back have the place of these. */
 static void turn_q(Run *r, const DmcCfg *c, Tensor q, RowList rows, int sign) {
     dmc_turn(r, c, q, rows, c->action == DMC_EVICT ? group_of(c) : 1, dmc_left(r, c), sign);
 }
@@ -125,7 +163,7 @@ static void stage_end(Device *dev, const void *cfg, void *w_) {
     const DmcCfg *c = cfg;
     GqaW *w = w_;
     int D = c->g.head_dim, step = c->action == DMC_EVICT ? group_of(c) : 1;
-    if (dmc_soft(c)) return;
+    if (dmc_soft(c)) return; /* an adapter, too */
     for (int h = 0; h < c->g.heads; h += step) clear_row(dev, w->wq, w->bq, h * D + lane_of(c));
     for (int h = 0; h < c->g.kv_heads && c->action == DMC_MERGE; h++) clear_row(dev, w->wk, w->bk, h * D + lane_of(c));
 }
@@ -148,12 +186,14 @@ static void lane_weights(Run *r, const DmcCfg *c, const GqaW *w, Tensor rows, Te
     r->ops->mean_rows(r, tensor_part(rows, G, G), w->wq, D, lane, group);
     if (c->g.qkv_bias) r->ops->mean_rows(r, tensor_part(bias, G, G), w->bq, D, lane, group);
 }
-static void dmc_decisions(Run *r, const DmcCfg *c, const GqaW *w, Tensor x, Kv *kv, S *s) {
+static void dmc_decisions(Run *r, const DmcCfg *c, const DmcW *w, Tensor x, Kv *kv, S *s) {
     int O = (dmc_merges(c) ? 2 : 1) * c->g.kv_heads;
     Mark mark = arena_mark(r->scratch);
-    Tensor rows = SCRATCH(r, "lane weights", O, c->g.base.d_model), bias = SCRATCH(r, "lane biases", O),
-           u = SCRATCH(r, "lanes", r->batch->N, O);
-    lane_weights(r, c, w, rows, bias);
+    Tensor rows = w->wd, bias = w->bd, u = SCRATCH(r, "lanes", r->batch->N, O);
+    if (!dmc_adapter(c)) {
+        rows = SCRATCH(r, "lane weights", O, c->g.base.d_model), bias = SCRATCH(r, "lane biases", O);
+        lane_weights(r, c, &w->g, rows, bias);
+    }
     r->ops->linear_invariant(r, u, x, rows, bias);
     r->ops->decide(r, s->alpha, s->omega, kv->bias, kv->evicted, u, decide_of(c));
     arena_release(r->scratch, mark);
@@ -173,15 +213,20 @@ static void dmc_carry(Run *r, const DmcCfg *c, Kv *kv, const S *s, Tensor z) {
 /* ---- computations ------------------------------------------------------------------------------------------------ */
 
 /* The inner function of forward (without a history) and extend (with one). */
-static void dmc_run(Run *r, const DmcCfg *c, const GqaW *w, Tensor x, Kv *kv, S *s, const Slot *history, Tensor y) {
+static void dmc_run(Run *r, const DmcCfg *c, const DmcW *dw, Tensor x, Kv *kv, S *s, const Slot *history, Tensor y) {
+    const GqaW *w = &dw->g;
     CHECK(r->in.n == r->batch->N || !(dmc_merges(c) || dmc_soft(c)), "%d rows of %d", r->in.n, r->batch->N);
     Mark mark = arena_mark(r->scratch);
     const Kv made = kv_made(r, kv);
-    Tensor k = dmc_merges(c) ? s->k : made.k, v = dmc_merges(c) ? s->v : made.v;
+    Tensor q = dmc_normed(c) ? s->q_raw : s->q,
+           k = dmc_normed(c)   ? s->k_raw
+               : dmc_merges(c) ? s->k
+                               : made.k,
+           v = dmc_merges(c) ? s->v : made.v;
     bool all = r->in.n == r->out.n; /* otherwise queries have fewer rows */
-    Projection p[] = {{k, w->wk, w->bk}, {v, w->wv, w->bv}, {s->q, w->wq, w->bq}};
+    Projection p[] = {{k, w->wk, w->bk}, {v, w->wv, w->bv}, {q, w->wq, w->bq}};
     r->ops->linear_many(r, 2 + all, p, x);
-    if (dmc_soft(c)) dmc_decisions(r, c, w, x, kv, s);
+    if (dmc_soft(c)) dmc_decisions(r, c, dw, x, kv, s);
     if (dmc_merges(c)) {
         Tensor past = history && carry_rows(c) ? kv_carry(history) : ABSENT,
                z = SCRATCH(r, "Z", r->in.n, c->g.kv_heads);
@@ -189,10 +234,16 @@ static void dmc_run(Run *r, const DmcCfg *c, const GqaW *w, Tensor x, Kv *kv, S 
         r->ops->merge(r, kv->v, z, v, s->alpha, s->omega, c->window, past, c->g.head_dim);
         dmc_carry(r, c, kv, s, z);
     }
-    turn_k(r, c, made.k, r->in, 1);
+    if (dmc_adapter(c))
+        gqa_turn(r, &c->g, r->in, made.k, s->k_raw, s->k_rstd, w->nk);
+    else
+        turn_k(r, c, made.k, r->in, 1);
     kv_settle(r, kv); /* carried rows keep their exact values */
-    if (!all) r->ops->linear(r, s->q, wanted_rows(r, x), w->wq, w->bq);
-    turn_q(r, c, s->q, r->out, 1);
+    if (!all) r->ops->linear(r, q, wanted_rows(r, x), w->wq, w->bq);
+    if (dmc_adapter(c))
+        gqa_turn(r, &c->g, r->out, s->q, s->q_raw, s->q_rstd, w->nq);
+    else
+        turn_q(r, c, s->q, r->out, 1);
     kv_turn_queries(r, kv, s->q);
     if (history) kv_attend(r, history, kv, s->o, s->lse, s->q, gqa_attn(&c->g), false);
     r->ops->attend(r, s->o, s->lse, s->q, kv, gqa_attn(&c->g), history != NULL);
@@ -211,6 +262,16 @@ static void dmc_extend(Run *r, const void *cfg, const void *w, Tensor x, Kv *kv,
     arena_release(r->scratch, mark);
 }
 
+/* The gradients of the adapter's decisions. dx is complete but for them. */
+static void adapter_backward(Run *r, const DmcCfg *c, const DmcW *w, DmcW *dw, const S *s, const Kv *dkv, Tensor x,
+                             Tensor dx) {
+    Mark mark = arena_mark(r->scratch);
+    Tensor du = SCRATCH(r, "d lanes", r->batch->N, c->g.kv_heads);
+    r->ops->zero(r, du);
+    r->ops->decide_backward(r, du, ABSENT, ABSENT, ABSENT, dkv->bias, s->alpha, ABSENT, decide_of(c));
+    r->ops->linear_backward(r, add_to(dx), dw->wd, dw->bd, du, x, w->wd);
+    arena_release(r->scratch, mark);
+}
 /* Add the decisions' gradients to the lanes of the heads that decide, and when merging to those of all query heads.
  * da, domega (N,G) are the gradients by alpha and omega, absent when evicting. dk and dq must hold nothing in those
  * places. */
@@ -233,7 +294,7 @@ static void decisions_backward(Run *r, const DmcCfg *c, const S *s, Tensor da, T
 static void dmc_backward(Run *r, const void *cfg, const void *w_, void *dw_, Tensor x, const Kv *kv, const KvInto *dkv,
                          const void *s_, Tensor dy, Into dx) {
     const DmcCfg *c = cfg;
-    const GqaW *w = w_;
+    const GqaW *w = w_; /* of a DmcW, which begins with it */
     GqaW *dw = dw_;
     const S *s = s_;
     int N = r->in.n, H = c->g.heads, G = c->g.kv_heads, D = c->g.head_dim;
@@ -242,8 +303,13 @@ static void dmc_backward(Run *r, const void *cfg, const void *w_, void *dw_, Ten
            da = ABSENT, domega = ABSENT;
     r->ops->linear_backward(r, overwrite(dout), dw->wo, dw->bo, dy, s->o, w->wo);
     r->ops->attend_backward(r, overwrite(dq), dkv, dout, s->q, kv, gqa_attn(&c->g), s->o, s->lse);
-    turn_q(r, c, dq, r->in, -1);
-    turn_k(r, c, dkv->kv.k, r->in, -1);
+    if (dmc_adapter(c)) {
+        dq = gqa_turn_back(r, &c->g, dw->nq, dq, s->q_raw, s->q_rstd, w->nq);
+        dk = gqa_turn_back(r, &c->g, dw->nk, dk, s->k_raw, s->k_rstd, w->nk);
+    } else {
+        turn_q(r, c, dq, r->in, -1);
+        turn_k(r, c, dkv->kv.k, r->in, -1);
+    }
     if (dmc_merges(c)) {
         Tensor mean = SCRATCH(r, "mean k", N, G, D), z = SCRATCH(r, "Z", N, G);
         dk = SCRATCH(r, "d k", N, G, D), dv = SCRATCH(r, "d v", N, G, D);
@@ -254,10 +320,11 @@ static void dmc_backward(Run *r, const void *cfg, const void *w_, void *dw_, Ten
         r->ops->merge_backward(r, dk, da, domega, dkv->kv.k, s->k, mean, z, s->alpha, s->omega, c->window);
         r->ops->merge_backward(r, dv, da, domega, dkv->kv.v, s->v, kv->v, z, s->alpha, s->omega, c->window);
     }
-    if (dmc_soft(c)) decisions_backward(r, c, s, da, domega, &dkv->kv, dk, dq);
+    if (dmc_soft(c) && !dmc_adapter(c)) decisions_backward(r, c, s, da, domega, &dkv->kv, dk, dq);
     Projection p[] = {{.w = w->wq}, {.w = w->wk}, {.w = w->wv}},
                d[] = {{dq, dw->wq, dw->bq}, {dk, dw->wk, dw->bk}, {dv, dw->wv, dw->bv}};
     r->ops->linear_many_backward(r, dx, 3, d, x, p);
+    if (dmc_adapter(c)) adapter_backward(r, c, w_, dw_, s, &dkv->kv, x, dx.t);
     arena_release(r->scratch, mark);
 }
 
@@ -273,10 +340,10 @@ const Mixer dmc_mixer = {
     .source = "arXiv:2403.09636, arXiv:2506.05345",
     .keys = keys,
     .cfg_size = sizeof(DmcCfg),
-    .w_size = sizeof(GqaW),
+    .w_size = sizeof(DmcW),
     .s_size = sizeof(S),
     .check = dmc_check,
-    .weights = gqa_weights,
+    .weights = dmc_weights,
     .saved = dmc_saved,
     .rows = dmc_rows,
     .forward = dmc_forward,

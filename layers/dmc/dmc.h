@@ -18,22 +18,32 @@
  *   rotation (0 in evaluation); when the stage ends its weights are 0.
  * - `soft`: everything above.
  *
+ * `decide: adapter` (evict alone): a projection of its own decides, u_t = Wd x_t + bd of the mixer's input x, one
+ * element a lane. No element is removed from attention, so there is no phase zero, and QK-norm and rotations of a part
+ * of a head are supported. Wd and bd begin as zeros: nothing is evicted, and the model is the plain one.
+ *
  * train/ computes the loss that asks for compression from STAT_MERGED, the sum of [l > 0] over lanes and rows. Its
  * gradient is that of alpha.
  * Sources: arXiv:2403.09636 with NVIDIA/Megatron-LM branch dmc, megatron/contrib/dmc; arXiv:2506.05345 with
- * NVIDIA/Model-Optimizer experimental/dms (the variant that borrows an element of a query). */
+ * NVIDIA/Model-Optimizer experimental/dms (both variants; its adapter has a norm of the stream before the layer's own norm, whose gain
+ * here is part of Wd). */
 #pragma once
 #include "layers/gqa/gqa.h"
 
 enum { DMC_ZERO, DMC_SOFT };
 enum { DMC_LAST, DMC_FIRST };
 enum { DMC_MERGE, DMC_EVICT };
+enum { DMC_LANE, DMC_ADAPTER };
 typedef struct {
     GqaCfg g; /* first */
-    int phase, lane, action, window, delay;
+    int phase, decide, lane, action, window, delay;
     double temperature, offset, gain; /* gain 0: 1 to merge, 100 to evict */
 } DmcCfg;
-extern const char *const dmc_actions[], *const dmc_lanes[]; /* by DMC_MERGE .. and DMC_LAST ..; NULL-ended */
+typedef struct {
+    GqaW g;        /* first */
+    Tensor wd, bd; /* (G,d) (G) of `decide: adapter` */
+} DmcW;
+extern const char *const dmc_actions[], *const dmc_lanes[], *const dmc_deciders[]; /* NULL-ended */
 
 /* What a retrofit can move. Under Adam the d_model weights of a decision channel change by about `rate` each in a step,
  * so a decision moves by at most about gain rate d_model (inputs have a mean square of 1), whatever the weight of the

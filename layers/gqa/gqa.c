@@ -137,8 +137,7 @@ AttnSpec gqa_attn(const GqaCfg *c) {
                       .cap = (real)c->soft_cap};
 }
 
-/* Norm the projected heads if `norm` is present, and rotate them; `rstd` receives what the norm's backward needs. */
-static void gqa_turn(Run *r, const GqaCfg *c, RowList rows, Tensor out, Tensor raw, Tensor rstd, Tensor norm) {
+void gqa_turn(Run *r, const GqaCfg *c, RowList rows, Tensor out, Tensor raw, Tensor rstd, Tensor norm) {
     Mark mark = arena_mark(r->scratch);
     const Tensor gain = present(norm) ? norm_gain(r, norm, c->base.norm_plus_one) : norm;
     if (present(gain) && !c->qk_norm_wide) {
@@ -216,8 +215,7 @@ static void gqa_extend(Run *r, const void *cfg, const void *w, Tensor x, Kv *kv,
     arena_release(r->scratch, mark);
 }
 
-/* From the gradient g of the heads as attended, compute that of the projection, which may be g's own memory. */
-static Tensor turn_back(Run *r, const GqaCfg *c, Tensor dnorm, Tensor g, Tensor raw, Tensor rstd, Tensor norm) {
+Tensor gqa_turn_back(Run *r, const GqaCfg *c, Tensor dnorm, Tensor g, Tensor raw, Tensor rstd, Tensor norm) {
     if (!present(norm) || c->qk_norm_wide) r->ops->rope(r, g, &c->table, r->in, -1);
     if (!present(norm)) return g;
     const Tensor gain = norm_gain(r, norm, c->base.norm_plus_one);
@@ -253,12 +251,12 @@ static void gqa_backward(Run *r, const void *cfg, const void *w_, void *dw_, Ten
         }
         if (c->sink_scores) r->ops->attend_sink_backward(r, dw->sinks, dout, s->o, s->lse, w->sinks);
         r->ops->attend_backward(r, overwrite(dq), dkv, dout, s->q, kv, gqa_attn(c), s->o, s->lse);
-        d[n] = (Projection){turn_back(r, c, dw->nq, dq, s->q_raw, s->q_rstd, w->nq), dw->wq, dw->bq};
+        d[n] = (Projection){gqa_turn_back(r, c, dw->nq, dq, s->q_raw, s->q_rstd, w->nq), dw->wq, dw->bq};
         p[n++].w = w->wq;
     }
     if (c->base.owner) { /* the owner's backward runs last: dkv holds the sum of all readers' parts */
         Tensor dk = tensor_as(r, "d k", dkv->kv.k, x.dtype), dv = tensor_as(r, "d v", dkv->kv.v, x.dtype);
-        d[n] = (Projection){turn_back(r, c, dw->nk, dk, s->k_raw, s->k_rstd, w->nk), dw->wk, dw->bk};
+        d[n] = (Projection){gqa_turn_back(r, c, dw->nk, dk, s->k_raw, s->k_rstd, w->nk), dw->wk, dw->bk};
         p[n++].w = w->wk;
         d[n] = (Projection){dv, dw->wv, dw->bv};
         p[n++].w = w->wv;

@@ -34,3 +34,8 @@ typedef struct {
 bool gqa_check(void *cfg, Err *); /* checks the GqaCfg that cfg begins with; fills its derived members */
 void gqa_weights(const void *cfg, void *w, Fields *);
 AttnSpec gqa_attn(const GqaCfg *);
+/* Norms the projected heads `raw` if `norm` is present, and rotates them; `rstd` receives what the norm's backward
+ * needs. Without a norm `out` is the projection itself. */
+void gqa_turn(Run *, const GqaCfg *, RowList rows, Tensor out, Tensor raw, Tensor rstd, Tensor norm);
+/* From the gradient g of the heads as attended computes that of the projection, which may be g's own memory. */
+Tensor gqa_turn_back(Run *, const GqaCfg *, Tensor dnorm, Tensor g, Tensor raw, Tensor rstd, Tensor norm);

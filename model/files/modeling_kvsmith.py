@@ -241,6 +241,7 @@ class Dmc(Gqa):
         self.merges, self.soft = c["action"] == "merge", c["phase"] == "soft"
         self.lane = self.D - 1 if c["lane"] == "last" else 0
         self.gain, self.last = c["gain"] or (1 if self.merges else 100), c["window"]
+        self.decide_proj = nn.Linear(m["d_model"], self.G) if c.get("decide") == "adapter" else None
 
     def turn(self, x, step):
         """Rotated, with the lane of every step-th head 0 before and after (step 0: of no head)."""
@@ -269,6 +270,8 @@ class Dmc(Gqa):
         if self.soft:
             lanes = q[..., self.lane].unflatten(1, (self.G, -1))
             u = k[..., self.lane] if self.merges else lanes[:, :, 0]
+            if self.decide_proj is not None:
+                u = self.decide_proj(x).transpose(1, 2)
             alpha = (self.gain * u > c["offset"]).to(x.dtype)
             alpha[:, :, 0] = 0
             if self.merges:
@@ -277,9 +280,13 @@ class Dmc(Gqa):
             i, j = torch.arange(T, device=x.device)[:, None], torch.arange(T, device=x.device)
             gone = F.pad(alpha[:, :, 1:], (0, 1))[:, :, None] * (i - j > c["delay"])
             bias = torch.zeros_like(gone).masked_fill(gone > 0, -math.inf)
+        if self.decide_proj is not None:
+            return super().turned(self.k_proj(x), self.G, self.k_norm), v, bias
         return self.turn(k, 1 if self.merges else 0), v, bias
 
     def turned(self, x, n, norm):
+        if self.decide_proj is not None:
+            return super().turned(x, n, norm)
         return self.turn(heads_of(x, n), 1 if self.merges else self.H // self.G)
 
 

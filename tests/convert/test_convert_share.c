@@ -304,6 +304,31 @@ Test(convert_share, not_back) {
     }
 }
 
+/* An adapter evicts nothing before it is trained: all logits stay, under norms and partial rotations too. Back, they are
+ * still the same; tensors but the adapter's are the source's. */
+Test(convert_share, adapter_and_back) {
+    static const char *const models[] = {
+        GQA("\"heads\":4,\"kv_heads\":2,\"head_dim\":4"),
+        GQA("\"heads\":4,\"kv_heads\":1,\"head_dim\":6,\"rope_dims\":4,\"qk_norm\":true,"
+            "\"qkv_bias\":true")};
+    for (int i = 0; i < 2; i++) {
+        char *name = xformat("plain%d", i), *src = model_dir(name, models[i], F32), *to = xformat("dms%d", i),
+             *back = xformat("back%d", i), *dms = check_path(to), *dst = check_path(back);
+        Done r = run(src, dms, "dms", "decide=adapter", NULL);
+        cr_assert(r.ok && r.r.exact && r.r.check.logit_diff == 0, "%s", r.e.msg);
+        St st;
+        cr_assert(st_open_dir(&st, dms, &r.e), "%s", r.e.msg);
+        Tensor w = entry(&st, "model.layers.1.self_attn.decide_proj.weight");
+        cr_expect(w.n[0] == 2 - i && w.n[1] == 16, "%d x %d", w.n[0], w.n[1]);
+        for (size_t k = 0; k < tensor_count(w); k++) cr_expect_eq(R(w)[k], 0);
+        free(w.p);
+        st_close(&st);
+        r = run(dms, dst, "gqa", "", NULL);
+        cr_assert(r.ok && r.r.check.logit_diff == 0 && strstr(r.r.note, "evicted stay"), "%s %s", r.e.msg, r.r.note);
+        free(name), free(src), free(to), free(back), free(dms), free(dst);
+    }
+}
+
 /* ---- retrofits --------------------------------------------------------------------------------------------------- */
 
 /* The settings that a retrofit needs reach the model; `auto` fits them to rate, width and steps. */

@@ -15,7 +15,7 @@ enum { T_MAX = 512 };
 typedef struct {
     Rig g;
     DmcCfg c;
-    GqaW w, dw;
+    DmcW w, dw;
     void *s;
     Kv kv, dkv;
     int T, off[2], seq[1], of[T_MAX], pos[T_MAX], first[T_MAX], idx[T_MAX];
@@ -160,7 +160,7 @@ static void check_golden(const char *file) {
            dstat = EMPTY(g, "dstat", 1, STATS);
     fill(x, &f, "x"), fill(dy, &f, "dy");
     fill(TENSOR(R(dstat) + STAT_MERGED, REAL, 1), &f, "dstat");
-    fill(a.w.wq, &f, "wq"), fill(a.w.wk, &f, "wk"), fill(a.w.wv, &f, "wv"), fill(a.w.wo, &f, "wo");
+    fill(a.w.g.wq, &f, "wq"), fill(a.w.g.wk, &f, "wk"), fill(a.w.g.wv, &f, "wv"), fill(a.w.g.wo, &f, "wo");
     memset(dx.p, 0, tensor_bytes(dx));
     g->run.progress = progress;
     g->run.dstat = dstat;
@@ -172,8 +172,8 @@ static void check_golden(const char *file) {
     dmc_mixer.backward(&g->run, &a.c, &a.w, &a.dw, x, &a.kv, &(KvInto){a.dkv, false}, a.s, dy, add_to(dx));
     rig_done(g);
     expect(&f, file, "dx", dx, 20);
-    expect(&f, file, "dwq", a.dw.wq, 20), expect(&f, file, "dwk", a.dw.wk, 20);
-    expect(&f, file, "dwv", a.dw.wv, 20), expect(&f, file, "dwo", a.dw.wo, 20);
+    expect(&f, file, "dwq", a.dw.g.wq, 20), expect(&f, file, "dwk", a.dw.g.wk, 20);
+    expect(&f, file, "dwv", a.dw.g.wv, 20), expect(&f, file, "dwo", a.dw.g.wo, 20);
     if (!zero) {
         int G = a.c.g.kv_heads;
         double *alpha = golden(&f, "alpha", (size_t)(GOLDEN_T * G));
@@ -317,6 +317,26 @@ Test(dmc, a_lane_that_has_not_begun_to_fade_is_gqa) {
     whole_train(&a);
     cr_assert(memcmp(a.nll, b.nll, sizeof(real) * (size_t)a.p.b.N), "the lane does not fade");
     whole_close(&a), whole_close(&b);
+}
+/* An adapter that never decides leaves plain attention, norms and partial rotations included. */
+Test(dmc, an_adapter_without_evictions_is_gqa) {
+    static const char *const more[] = {"", ",\"qk_norm\":true,\"rope_dims\":2",
+                                       ",\"qk_norm_wide\":true,\"qkv_bias\":true"};
+    for (int i = 0; i < 3; i++) {
+        char *own = xformat(WHOLE("dmc", NEVER ",\"action\":\"evict\",\"decide\":\"adapter\"%s"), more[i]),
+             *plain = xformat(WHOLE("gqa", "%s"), more[i]);
+        Whole a, b;
+        whole_open(&a, own, 1), whole_open(&b, plain, 1);
+        for (int l = 0; l < 2; l++) { /* the adapter draws no numbers, so that other weights are the same */
+            const GqaW *x = a.m.w.layer[l].mix, *y = b.m.w.layer[l].mix;
+            CHECK_BYTES("projections", x->wo.p, y->wo.p, tensor_bytes(y->wo));
+        }
+        same("evaluation", &a, &b, false);
+        whole_train(&a), whole_train(&b);
+        CHECK_BYTES("losses in training", a.nll, b.nll, (size_t)a.p.b.N * sizeof(real));
+        whole_close(&a), whole_close(&b);
+        free(own), free(plain);
+    }
 }
 /* An optimizer's states of a layer: ones, of q, k and v kept; others have none. */
 typedef struct {
@@ -526,7 +546,11 @@ Test(dmc, settings_that_disagree) {
         {WHOLE("dmc", ",\"action\":\"drop\""), "action"},
         {WHOLE("dmc", ",\"window\":-1"), "window"},
         {WHOLE("dmc", ",\"temperature\":0"), "temperature"},
-        {WHOLE("dmc", ",\"qk_norm\":true"), "qk_norm"},
+        {WHOLE("dmc", ",\"qk_norm\":true"), "qk_norm: not where a channel decides"},
+        {WHOLE("dmc", ",\"rope_dims\":2,\"action\":\"evict\""), "rope_dims: not where a channel decides"},
+        {WHOLE("dmc", ",\"decide\":\"adapter\""), "decide: adapter needs action: evict"},
+        {WHOLE("dmc", ",\"decide\":\"adapter\",\"action\":\"evict\",\"phase\":\"zero\""),
+         "phase: zero removes a channel"},
         {"{\"d_model\":12,\"vocab\":11,\"max_positions\":64,\"layers\":1,\"kinds\":{\"a\":{\"mixer\":\"dmc\",\"heads\":"
          "3,\"kv_heads\":2}},"
          "\"pattern\":[\"a\"],\"ffn\":[{\"kind\":\"swiglu\",\"hidden\":8}]}",

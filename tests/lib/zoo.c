@@ -291,6 +291,12 @@ const Animal zoo[] = {
     {"dms at once, first lane", DMC("\"heads\":3,\"kv_heads\":1,\"head_dim\":4,\"action\":\"evict\",\"lane\":\"first\","
                                     "\"gain\":1,\"qkv_bias\":true")},
     {"dms, fading lane", DMC("\"heads\":4,\"kv_heads\":2,\"head_dim\":4,\"phase\":\"zero\",\"action\":\"evict\"")},
+    {"dms, adapter",
+     DMC("\"heads\":4,\"kv_heads\":2,\"head_dim\":4,\"action\":\"evict\",\"decide\":\"adapter\",\"delay\":2,"
+         "\"gain\":1.5")},
+    {"dms, adapter, qk norm",
+     DMC("\"heads\":3,\"kv_heads\":1,\"head_dim\":6,\"action\":\"evict\",\"decide\":\"adapter\","
+         "\"gain\":1,\"qk_norm\":true,\"rope_dims\":4,\"qkv_bias\":true")},
     {"dmc read by others", READ("\"window\":2")},
     {"dms read by others", READ("\"action\":\"evict\",\"delay\":1,\"gain\":1")},
 };
@@ -308,6 +314,12 @@ bool zoo_model(Model *m, Workspace *work, Device *dev, const ModelCfg *cfg, Mode
     model_close(m);
     return false;
 }
+/* Adapters begin as zeros and decide nothing; here they decide. */
+static void wake_field(Fields *f, Tensor *t, const char *path, unsigned flags) {
+    (void)f, (void)flags;
+    if (!strstr(path, "decide_proj.weight")) return;
+    for (size_t i = 0; i < tensor_count(*t); i++) R(*t)[i] = (real)(0.8 * (2 * rng_uniform(rng_name(3, path), i) - 1));
+}
 void zoo_open(const Animal *a, ModelCfg *cfg, Model *m, Workspace *work, Device **dev, ModelOpts opts) {
     Err e = {0};
     cr_assert(model_cfg_from_json(cfg, a->json, strlen(a->json), a->name, &e), "%s: %s", a->name, e.msg);
@@ -316,6 +328,7 @@ void zoo_open(const Animal *a, ModelCfg *cfg, Model *m, Workspace *work, Device 
     cr_assert(work ? zoo_model(m, work, *dev, cfg, opts, &e) : model_open(m, *dev, cfg, opts, &e), "%s: %s", a->name,
               e.msg);
     model_init(m, 7);
+    model_fields(m, &m->w, &(Fields){.see = wake_field});
     if (work) work->progress = 0.3;
 }
 static void nudge_field(Fields *f, Tensor *t, const char *path, unsigned flags) {
