@@ -25,8 +25,8 @@
  * train/ computes the loss that asks for compression from STAT_MERGED, the sum of [l > 0] over lanes and rows. Its
  * gradient is that of alpha.
  * Sources: arXiv:2403.09636 with NVIDIA/Megatron-LM branch dmc, megatron/contrib/dmc; arXiv:2506.05345 with
- * NVIDIA/Model-Optimizer experimental/dms (both variants; its adapter has a norm of the stream before the layer's own norm, whose gain
- * here is part of Wd). */
+ * NVIDIA/Model-Optimizer experimental/dms (both variants; its adapter has a norm of the stream before the layer's own
+ * norm, whose gain here is part of Wd). */
 #pragma once
 #include "layers/gqa/gqa.h"
 

@@ -304,8 +304,8 @@ Test(convert_share, not_back) {
     }
 }
 
-/* An adapter evicts nothing before it is trained: all logits stay, under norms and partial rotations too. Back, they are
- * still the same; tensors but the adapter's are the source's. */
+/* An adapter evicts nothing before it is trained: all logits stay, under norms and partial rotations too. So they do on
+ * the way back. */
 Test(convert_share, adapter_and_back) {
     static const char *const models[] = {
         GQA("\"heads\":4,\"kv_heads\":2,\"head_dim\":4"),
