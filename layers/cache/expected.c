@@ -12,8 +12,16 @@ static void turn_pair(const Rope *t, int i, double c, double s, double *x) {
     const double u = x[a], v = x[b];
     x[a] = c * u - s * v, x[b] = s * u + c * v;
 }
-static void turn_back(const Rope *t, int pos, double *x) {
-    for (int i = 0; t && i < t->n / 2; i++) turn_pair(t, i, cos(pos * t->f[i]), -sin(pos * t->f[i]), x);
+/* Cosine and sine of each pair at the positions of n queries, the newest: the same for all heads. The caller frees it. */
+static double *turns_back(const Choice *c, int n) {
+    const int pairs = c->turn ? c->turn->n / 2 : 0;
+    double *turn = xcalloc(2 * (size_t)n * (size_t)pairs + 1, sizeof *turn);
+    for (int q = 0; q < n; q++)
+        for (int i = 0; i < pairs; i++) {
+            const double angle = (c->next - n + q) * c->turn->f[i];
+            turn[2 * (q * pairs + i)] = cos(angle), turn[2 * (q * pairs + i) + 1] = -sin(angle);
+        }
+    return turn;
 }
 /* The mean rotation of the next positions: cosine and sine of each pair. The caller frees it. */
 static double *turns_ahead(const Choice *c) {
@@ -24,57 +32,103 @@ static double *turns_ahead(const Choice *c) {
             mean[2 * i] += cos(p * c->turn->f[i]) / n, mean[2 * i + 1] += sin(p * c->turn->f[i]) / n;
     return mean;
 }
-static void turn_ahead(const Rope *t, const double *mean, double *x) {
-    for (int i = 0; t && i < t->n / 2; i++) turn_pair(t, i, mean[2 * i], mean[2 * i + 1], x);
+/* By a cosine and a sine for each pair. */
+static void turn_by(const Rope *t, const double *turn, double *x) {
+    for (int i = 0; t && i < t->n / 2; i++) turn_pair(t, i, turn[2 * i], turn[2 * i + 1], x);
 }
-/* Mean (D) and half the covariance (D,D) of a head's queries, turned ahead. */
-static void expected_queries(const Choice *c, int head, const double *ahead, double *mean, double *half) {
-    const int D = c->kdim, from = imin(imax(0, c->p->sinks - (c->next - c->queries)), c->queries - 1),
-              n = c->queries - from;
-    double *x = xcalloc((size_t)n * (size_t)D, sizeof *x);
+/* Queries of which moments are made: the newest, but for those of sinks, and at least one. */
+static int expected_newest(const Choice *c) {
+    return c->queries - imin(imax(0, c->p->sinks - (c->next - c->queries)), c->queries - 1);
+}
+/* Mean (D) and half the covariance (D,D) of a head's n newest queries, turned ahead. */
+static void expected_queries(const Choice *c, int head, int n, const double *back, const double *ahead, real *mean_out,
+                             real *half_out) {
+    const int D = c->kdim, pairs = c->turn ? c->turn->n / 2 : 0;
+    double *x = xcalloc((size_t)(n + 1 + D) * (size_t)D, sizeof *x), *mean = x + n * D, *half = mean + D;
     for (int i = 0; i < n; i++) {
-        for (int d = 0; d < D; d++) x[i * D + d] = (double)policy_query(c, from + i, head)[d];
-        turn_back(c->turn, c->next - n + i, x + i * D);
+        for (int d = 0; d < D; d++) x[i * D + d] = (double)policy_query(c, c->queries - n + i, head)[d];
+        turn_by(c->turn, back + 2 * i * pairs, x + i * D);
         for (int d = 0; d < D; d++) mean[d] += x[i * D + d] / n;
     }
     for (int i = 0; i < n; i++) {
         for (int d = 0; d < D; d++) x[i * D + d] -= mean[d];
-        turn_ahead(c->turn, ahead, x + i * D);
+        turn_by(c->turn, ahead, x + i * D);
         for (int a = 0; a < D; a++) {
             const double xa = x[i * D + a] / (2 * n);
             for (int b = 0; b < D; b++) half[a * D + b] += xa * x[i * D + b];
         }
     }
-    turn_ahead(c->turn, ahead, mean);
+    turn_by(c->turn, ahead, mean);
+    for (int d = 0; d < D; d++) mean_out[d] = (real)mean[d];
+    for (int d = 0; d < D * D; d++) half_out[d] = (real)half[d];
     free(x);
 }
-static void expected_head(const Choice *c, PolicyLane *l, int head, const double *ahead) {
-    const int D = c->kdim, group = c->heads / c->lanes;
-    double *mean = xcalloc((size_t)D, sizeof *mean), *half = xcalloc((size_t)D * (size_t)D, sizeof *half),
-           *row = xcalloc((size_t)D, sizeof *row), *e = xcalloc((size_t)l->n + 1, sizeof *e), most = -INFINITY, sum = 0;
-    expected_queries(c, head, ahead, mean, half);
-    for (int j = 0; j < l->n; j++) {
-        const real *k = l->key + j * D;
-        memcpy(row, mean, (size_t)D * sizeof *row);
-        for (int b = 0; b < D; b++) { /* symmetric: its rows are its columns, and no sum waits for another */
-            const double *of = half + b * D, kb = (double)k[b];
-            for (int a = 0; a < D; a++) row[a] += of[a] * kb;
+/* e[j] = k (mean + half k) of n keys k: a product of keys and a matrix, ROWS by VECS vectors of it in registers. half is
+ * symmetric: its rows are its columns. */
+static void expected_scores(const real *mean, const real *half, const real *keys, int n, int D, double *e) {
+    enum { EACH = 16 / sizeof(real), ROWS = 4, VECS = 2, STEP = VECS * EACH };
+    typedef real Part __attribute__((vector_size(16), aligned(sizeof(real)), may_alias));
+    for (int j = 0; j < n; j += ROWS) {
+        const real *k[ROWS];
+        int a = 0;
+        for (int r = 0; r < ROWS; r++) k[r] = keys + (size_t)imin(j + r, n - 1) * (size_t)D; /* the last again */
+        double sum[ROWS] = {0};
+        for (; a + STEP <= D; a += STEP) {
+            Part t[ROWS][VECS];
+            for (int r = 0; r < ROWS; r++)
+                for (int v = 0; v < VECS; v++) t[r][v] = *(const Part *)(mean + a + v * EACH);
+            for (int b = 0; b < D; b++)
+                for (int v = 0; v < VECS; v++) {
+                    const Part of = *(const Part *)(half + b * D + a + v * EACH);
+                    for (int r = 0; r < ROWS; r++) t[r][v] += k[r][b] * of;
+                }
+            for (int r = 0; r < ROWS; r++)
+                for (int i = 0; i < STEP; i++) sum[r] += (double)t[r][i / EACH][i % EACH] * (double)k[r][a + i];
         }
-        for (int a = 0; a < D; a++) e[j] += row[a] * (double)k[a];
-        if (l->pos[j] >= c->p->sinks) most = fmax(most, e[j]);
+        for (; a < D; a++)
+            for (int r = 0; r < ROWS; r++) {
+                real t = mean[a];
+                for (int b = 0; b < D; b++) t += k[r][b] * half[a * D + b];
+                sum[r] += (double)t * (double)k[r][a];
+            }
+        for (int r = 0; r < ROWS && j + r < n; r++) e[j + r] = sum[r];
     }
-    for (int j = 0; j < l->n; j++) sum += e[j] = l->pos[j] < c->p->sinks ? 0 : exp(e[j] - most);
+}
+/* The norms of a lane's values, for all of its heads. */
+static void expected_norms(const Choice *c, const PolicyLane *l, double *norm) {
     for (int j = 0; j < l->n; j++) {
-        double norm = 0;
-        for (int d = 0; d < c->vdim; d++) norm += pow((double)l->value[j * c->vdim + d], 2);
-        if (sum > 0) l->score[j] += (real)(e[j] / sum / group * sqrt(norm));
+        const real *v = l->value + (size_t)j * (size_t)c->vdim;
+        double sum = 0;
+        for (int d = 0; d < c->vdim; d++) sum += (double)v[d] * (double)v[d];
+        norm[j] = sqrt(sum);
     }
-    free(mean), free(half), free(row), free(e);
+}
+static void expected_head(const Choice *c, PolicyLane *l, const real *mean, const real *half, const double *norm,
+                          double *e) {
+    const int group = c->heads / c->lanes;
+    double most = -INFINITY, sum = 0;
+    expected_scores(mean, half, l->key, l->n, c->kdim, e);
+    for (int j = 0; j < l->n; j++)
+        if (l->pos[j] >= c->p->sinks) most = fmax(most, e[j]);
+    for (int j = 0; j < l->n; j++) sum += e[j] = l->pos[j] < c->p->sinks ? 0 : exp(e[j] - most);
+    for (int j = 0; j < l->n && sum > 0; j++) l->score[j] += (real)(e[j] / sum / group * norm[j]);
 }
 static void expected_select(Choice *c) {
-    double *ahead = turns_ahead(c);
-    for (int h = 0; h < c->heads && c->queries; h++) expected_head(c, &c->lane[h * c->lanes / c->heads], h, ahead);
-    free(ahead);
+    const int n = expected_newest(c), group = c->heads / c->lanes, D = c->kdim;
+    if (!c->queries) return;
+    double *back = turns_back(c, n), *ahead = turns_ahead(c);
+    real *mean = xcalloc((size_t)D * (size_t)(D + 1), sizeof *mean), *half = mean + D;
+    for (int h = 0; h < c->lanes; h++) {
+        PolicyLane *l = &c->lane[h];
+        double *norm = xcalloc(2 * (size_t)l->n + 1, sizeof *norm);
+        expected_norms(c, l, norm);
+        for (int g = 0; g < group; g++) {
+            expected_queries(c, h * group + g, n, back, ahead, mean, half);
+            expected_head(c, l, mean, half, norm, norm + l->n);
+        }
+        free(norm);
+    }
+    free(back), free(ahead), free(mean);
 }
 static const Key keys[] = {POLICY_BUDGET,
                            POLICY_WINDOW("1"),

@@ -14,8 +14,8 @@ typedef struct {
 static void *taken(Rig *g, size_t bytes) { return memset(arena_take(&g->mem, bytes, "tables"), 0, bytes); }
 /* N rows in lane 0 of the sequence, fewer in lane 1; pages from the last to the first, positions ascending by one or
  * GAP and then swapped; the first visible row is the second. */
-static Case1 lanes_drawn(Rig *g, Dice *dice, int N, int d, const RowCodec *codec, bool alias, int seq) {
-    const int Dv = alias ? (d + 1) / 2 : d / 2 + 1, pages = N / P + 3;
+static Case1 lanes_drawn(Rig *g, Dice *dice, int N, int d, int Dv, const RowCodec *codec, bool alias, int seq) {
+    const int pages = N / P + 3;
     Case1 x = {.Dv = Dv};
     x.t = (Lanes){.s = {.lanes = LANES, .kdim = d, .vdim = Dv, .alias = alias, .codec = codec, .sparse = true},
                   .nseq = SEQS,
@@ -31,7 +31,7 @@ static Case1 lanes_drawn(Rig *g, Dice *dice, int N, int d, const RowCodec *codec
     if (rows_as(&t->s) == ROWS_REAL) t->data = TENSOR(taken(g, bytes + 8), REAL, (int)(bytes / sizeof(real)) + 1);
     memset(t->data.p, 0, tensor_bytes(t->data));
     const RowCodec *c = codec ? codec : &codec_f32;
-    real *row = xcalloc((size_t)d, sizeof *row);
+    real *row = xcalloc((size_t)imax(d, Dv), sizeof *row);
     for (int h = 0; h < LANES; h++) {
         const int lane = seq * LANES + h, n = x.n[h] = h ? N - N / 3 : N;
         x.k[h] = xcalloc((size_t)(n * d) + 1, sizeof(real)), x.v[h] = xcalloc((size_t)(n * Dv) + 1, sizeof(real));
@@ -120,28 +120,34 @@ static Ref *columns(const Case1 *x, Tensor q, Tensor lse, const ColStat *c, int 
         for (int j = 0; j < S; j++) r[h * S + j] = j < x->n[h] ? column(x, q, lse, c, h, j, f) : (Ref){0, 0, 1};
     return r;
 }
+/* So that the row of a lane that every query sees has a chance of about one in its rows. */
+static void queries_drawn(Rig *g, int N, int rows, int d, Tensor *q, Tensor *lse) {
+    *q = RANDOM(g, "q", rows, LANES * GROUP, d), *lse = RANDOM(g, "lse", rows, LANES * GROUP);
+    for (size_t i = 0; i < tensor_count(*q); i++) R(*q)[i] /= (real)sqrt(d);
+    for (size_t i = 0; i < tensor_count(*lse); i++) R(*lse)[i] = (real)(0.3 * (double)R(*lse)[i] + log(1 + N));
+}
 void case_colstat(Rig *g, int N, int d) {
     Dice dice = {rng_mix(rng_mix(0xC015, (uint64_t)N), (uint64_t)d), 0};
     for (int draw = 0; draw < (N * d > 10000 ? 1 : 3); draw++) {
         const RowCodec *codec = draw == 0 ? NULL : draw == 1 ? &codec_bf16 : codec_at(2 + roll(&dice, 5));
         const int S = N + 3, rows = ROOM + 80 * (draw == 1 && N == 65), seq = roll(&dice, SEQS);
         Mark mark = arena_mark(&g->mem);
-        Case1 x = lanes_drawn(g, &dice, N, d, codec, roll(&dice, 3) == 0, seq);
-        /* so that the row of a lane that every query sees has a chance of about one in its rows */
-        Tensor q = RANDOM(g, "q", rows, LANES * GROUP, d), lse = RANDOM(g, "lse", rows, LANES * GROUP);
-        for (size_t i = 0; i < tensor_count(q); i++) R(q)[i] /= (real)sqrt(d);
-        for (size_t i = 0; i < tensor_count(lse); i++) R(lse)[i] = (real)(0.3 * (double)R(lse)[i] + log(1 + N));
-        const ColStat c = {seq,
-                           imax(0, N - roll(&dice, rows)),
-                           rows - roll(&dice, 3),
-                           (ColReduce)roll(&dice, 3),
-                           (ColReduce)roll(&dice, 2),
-                           (ColValue)roll(&dice, 3)};
+        const bool alias = roll(&dice, 3) == 0;
+        Case1 x = lanes_drawn(g, &dice, N, d, alias ? (d + 1) / 2 : d / 2 + 1, codec, alias, seq);
+        Tensor q, lse;
+        queries_drawn(g, N, rows, d, &q, &lse);
+        ColStat c = {seq,
+                     imax(0, N - roll(&dice, rows)),
+                     rows - roll(&dice, 3),
+                     (ColReduce)roll(&dice, 3),
+                     (ColReduce)roll(&dice, 2),
+                     (ColValue)roll(&dice, 3)};
+        if (rng_mix((uint64_t)(N + d), (uint64_t)draw) % 3 == 0) c.n = 1 + (N + draw) % 4; /* few are read otherwise */
         Tensor stat = EMPTY(g, "stat", LANES, S);
         Ref *want = columns(&x, q, lse, &c, S, RIGHT);
         OP(g, colstat, stat, q, lse, &x.t, c);
         CHECK_REF(g, "colstat", "stat", stat, want);
-        for (Fault f = SEES_NEWER; N > 8 && f < FAULTS; f++) {
+        for (Fault f = SEES_NEWER; N > 8 && c.n > 4 && f < FAULTS; f++) {
             if (c.queries == COL_COUNT || (f == NO_VALUE && c.value == COL_PLAIN)) continue;
             if (f == SEES_NEWER && c.from > N) continue; /* nothing need be newer */
             Ref *wrong = columns(&x, q, lse, &c, S, f);
@@ -154,3 +160,43 @@ void case_colstat(Rig *g, int N, int d) {
     }
 }
 OP_TEST(colstat, EXACT, 12)
+
+/* Rows in bf16 as operands of pairs: queries are rounded as attention rounds them, all else is f32. */
+static void in_bf16(Rig *g, int N, int d, int n, int draw) {
+    Dice dice = {rng_mix(rng_mix(0xB016, (uint64_t)(N * d)), (uint64_t)draw), 0};
+    Table tables[TABLES_MAX];
+    Mark mark = arena_mark(&g->mem);
+    Tensor q, lse;
+    Case1 x = lanes_drawn(g, &dice, N, d, 16 * (1 + draw % 2), &codec_bf16, draw % 3 == 0 && d > 16, 1);
+    queries_drawn(g, N, n + draw % 2, d, &q, &lse);
+    const ColStat c = {
+        1, imax(0, N - n / 2), n, (ColReduce)(draw % 3), (ColReduce)(draw % 2), (ColValue)(draw / 3 % 3)};
+    Tensor rounded = EMPTY(g, "rounded q", n + draw % 2, LANES * GROUP, d);
+    memcpy(rounded.p, q.p, tensor_bytes(q));
+    check_as_bf16(rounded);
+    Ref *want = columns(&x, rounded, lse, &c, N + 3, RIGHT), *wrong = columns(&x, q, lse, &c, N + 3, RIGHT);
+    for (int k = 0, count = rig_pairs(tables); k < count; k++)
+        for (int threads = 1; threads <= rig_threads(); threads++) {
+            Tensor stat = EMPTY(g, "stat", LANES, N + 3);
+            rig_use(g, tables[k], threads);
+            OP(g, colstat, stat, q, lse, &x.t, c);
+            CHECK_REF(g, "colstat", "stat of rows in bf16", stat, want);
+            if (N > 8 && c.queries != COL_COUNT)
+                cr_assert(rig_error(stat, wrong) > 2 * rig_limit("colstat"), "queries are not rounded: %g",
+                          rig_error(stat, wrong));
+        }
+    free(want), free(wrong);
+    lanes_free(&x);
+    arena_release(&g->mem, mark);
+}
+Test(ops, colstat_in_bf16) {
+    static const int width[] = {16, 48, 64, 576}, rows[] = {1, 9, 65, 200}, queries[] = {3, 16, 64, 130};
+    if (cuda_ops()) return; /* its kernel multiplies f32 */
+    for (int draw = 0; draw < 36; draw++) {
+        Rig g;
+        rig_open(&g, rig_first(), 1, (size_t)64 << 20);
+        g.dev->pairs = true;
+        in_bf16(&g, rows[draw % 4], width[draw / 4 % 4], queries[(draw / 2 + draw / 16) % 4], draw);
+        rig_close(&g);
+    }
+}
