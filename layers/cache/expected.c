@@ -12,7 +12,8 @@ static void turn_pair(const Rope *t, int i, double c, double s, double *x) {
     const double u = x[a], v = x[b];
     x[a] = c * u - s * v, x[b] = s * u + c * v;
 }
-/* Cosine and sine of each pair at the positions of n queries, the newest: the same for all heads. The caller frees it. */
+/* Cosine and sine of each pair at the positions of the n newest queries: the same for all heads. The caller frees
+ * it. */
 static double *turns_back(const Choice *c, int n) {
     const int pairs = c->turn ? c->turn->n / 2 : 0;
     double *turn = xcalloc(2 * (size_t)n * (size_t)pairs + 1, sizeof *turn);
@@ -63,8 +64,8 @@ static void expected_queries(const Choice *c, int head, int n, const double *bac
     for (int d = 0; d < D * D; d++) half_out[d] = (real)half[d];
     free(x);
 }
-/* e[j] = k (mean + half k) of n keys k: a product of keys and a matrix, ROWS by VECS vectors of it in registers. half is
- * symmetric: its rows are its columns. */
+/* e[j] = k (mean + half k) of n keys k: a product of keys and a matrix, ROWS by VECS vectors of it in registers. half
+ * is symmetric: its rows are its columns. */
 static void expected_scores(const real *mean, const real *half, const real *keys, int n, int D, double *e) {
     enum { EACH = 16 / sizeof(real), ROWS = 4, VECS = 2, STEP = VECS * EACH };
     typedef real Part __attribute__((vector_size(16), aligned(sizeof(real)), may_alias));
