@@ -94,43 +94,46 @@ static void channel_scores(Chunk *c) {
             times(c->pack + d * 2 * SUB, c->since + d * SUB, SUB);
             times(c->pack + d * 2 * SUB + SUB, c->since + d * SUB, SUB);
         }
-        for (int j = 0; j < i0; j++) {
-            memset(c->p + j * LD + i0, 0, SUB * sizeof(real));
+        for (int j = 0; j < i0; j++)
             if (c->h->delta) memset(c->l + j * LD + i0, 0, SUB * sizeof(real));
-        }
-        chunk_mm(c, c->p + i0, LD, c->x, (size_t)K, 1, c->pack, 2 * SUB, i0, K, SUB);
+        chunk_mm(c, c->p + i0, LD, left_rows(c, c->pa, c->x, (size_t)K, i0, K),
+                 right_rows(c, c->pb, c->pack, 2 * SUB, K, SUB), i0, K, SUB, false);
         if (c->h->delta) tile_mm(c->l + i0, LD, c->x, (size_t)K, 1, c->pack + SUB, 2 * SUB, i0, K, SUB);
     }
 }
 
 /* Inside the chunk: dq, row and col of the pairs i > j, by blocks; x walks once more. */
 static void channel_pairs_backward(Chunk *c, ChunkGrad *g) {
-    int K = c->K, n = c->n;
+    const int K = c->K, n = c->n;
+    const size_t ldk = (size_t)K;
     bool delta = c->h->delta;
     c->ref = c->done = 0;
     for (int i = 0; i < n; i++) {
-        real *f = c->f + i * K;
+        real *f = g->f + i * K;
         if (i % SUB)
             product(f, f - K, c->a + i * K, K);
         else
             fill(f, 1, (size_t)K);
     }
     for (int i0 = 0; i0 < n; i0 += SUB) { /* the rows of a block against all rows before it */
-        int m = imin(SUB, n - i0);
+        const int rows = imin(SUB, n - i0);
+        real *dq = g->dq + i0 * K, *derase = g->derase + i0 * K;
         channel_reach(c, i0, i0);
-        chunk_mm(c, g->dq + i0 * K, (size_t)K, g->dp + i0 * LD, LD, 1, c->x, (size_t)K, m, i0, K);
-        if (delta) chunk_mm(c, g->derase + i0 * K, (size_t)K, g->dl + i0 * LD, LD, 1, c->x, (size_t)K, m, i0, K);
-        times(g->dq + i0 * K, c->f + i0 * K, m * K);
-        times(g->derase + i0 * K, c->f + i0 * K, m * K);
+        const Right x = right_rows(c, c->pb, c->x, ldk, i0, K);
+        chunk_mm(c, dq, ldk, left_rows(c, c->pa, g->dp + i0 * LD, LD, rows, i0), x, rows, i0, K, true);
+        if (delta) chunk_mm(c, derase, ldk, left_rows(c, c->pa, g->dl + i0 * LD, LD, rows, i0), x, rows, i0, K, true);
+        times(dq, g->f + i0 * K, rows * K);
+        times(derase, g->f + i0 * K, rows * K);
     }
     for (int j0 = (n - 1) / SUB * SUB; j0 >= 0; j0 -= SUB) { /* against all later rows */
-        int m = imin(SUB, n - j0), past = j0 + m;
-        real *w = c->w;
-        chunk_mm(c, g->col + j0 * K, (size_t)K, g->dp + past * LD + j0, 1, LD, g->y + past * K, (size_t)K, m, n - past,
-                 K);
+        const int rows = imin(SUB, n - j0), past = j0 + rows, later = n - past;
+        const size_t at = (size_t)past * LD + (size_t)j0;
+        real *w = c->w, *sum = g->col + j0 * K;
+        chunk_mm(c, sum, ldk, left_columns(c, c->pa, g->dp + at, LD, rows, later),
+                 right_rows(c, c->pb, g->y + past * K, ldk, later, K), rows, later, K, true);
         if (delta)
-            chunk_mm(c, g->col + j0 * K, (size_t)K, g->dl + past * LD + j0, 1, LD, g->ye + past * K, (size_t)K, m,
-                     n - past, K);
+            chunk_mm(c, sum, ldk, left_columns(c, c->pa, g->dl + at, LD, rows, later),
+                     right_rows(c, c->pb, g->ye + past * K, ldk, later, K), rows, later, K, true);
         fill(w, 1, (size_t)K); /* from the block's last row back to its rows, then to the last row of the one before */
         for (int j = past - 1; j >= j0; j--) {
             times(g->col + j * K, w, K);
@@ -168,27 +171,23 @@ static void channel_pairs_backward(Chunk *c, ChunkGrad *g) {
 
 /* Add the parts of the states before and after the chunk to the gradients of q, k and the decays; end is the gradient
  * of b_{n-1}. S NULL: zero. */
-static void channel_state_backward(Chunk *c, ChunkGrad *g, Rows dout, const real *S, const real *dS, bool zero) {
+static void channel_state_backward(const Chunk *c, ChunkGrad *g, Left by_u, Left by_r) {
     int K = c->K, V = c->V, n = c->n;
     size_t ldk = (size_t)K, ldv = (size_t)V;
     const real *last = c->c + (n - 1) * K;
     fill(g->end, 0, ldk);
-    if (S) {
-        transpose(g->st, ldk, S, ldv, K, V);
-        memset(g->y, 0, (size_t)(n * K) * sizeof(real));
-        chunk_mm(c, g->y, ldk, dout.at, dout.ld, 1, g->st, ldk, n, V, K);
+    if (g->S) {
+        const Right S = right_turned(c, c->ps, g->st, g->S, ldv, K, V);
+        chunk_mm(c, g->y, ldk, g->do_left, S, n, V, K, false);
         for (int i = 0; i < n * K; i++) g->dq[i] += g->y[i] * c->c[i];
         if (c->h->delta) {
-            memset(g->y, 0, (size_t)(n * K) * sizeof(real));
-            chunk_mm(c, g->y, ldk, g->nr, ldv, 1, g->st, ldk, n, V, K);
+            chunk_mm(c, g->y, ldk, by_r, S, n, V, K, false);
             for (int i = 0; i < n * K; i++) g->derase[i] += g->y[i] * c->c[i];
         }
-        for (int d = 0; d < K; d++) g->end[d] = last[d] * dot(S + (size_t)d * (size_t)V, dS + (size_t)d * (size_t)V, V);
+        for (int d = 0; d < K; d++) g->end[d] = last[d] * dot(g->S + (size_t)d * ldv, g->dS + (size_t)d * ldv, V);
     }
-    if (zero) return;
-    transpose(g->st, ldk, dS, ldv, K, V);
-    memset(g->y, 0, (size_t)(n * K) * sizeof(real));
-    chunk_mm(c, g->y, ldk, c->u, ldv, 1, g->st, ldk, n, V, K);
+    if (g->zero) return;
+    chunk_mm(c, g->y, ldk, by_u, right_turned(c, c->ps, g->st, g->dS, ldv, K, V), n, V, K, false);
     real *w = c->w;
     fill(w, 1, ldk);
     for (int j = n - 2; j >= 0; j--) { /* the last row enters S1 without decay: see channel_row */
@@ -202,14 +201,14 @@ static void channel_state_backward(Chunk *c, ChunkGrad *g, Rows dout, const real
 }
 
 /* dq, dk, derase and the decays' gradients, except for what channel_row adds row by row. */
-static void channel_backward(Chunk *c, ChunkGrad *g, Rows dout, const real *S, const real *dS, bool zero) {
+static void channel_backward(Chunk *c, ChunkGrad *g, Left by_u, Left by_r) {
     size_t all = (size_t)(c->n * c->K) * sizeof(real);
     memset(g->dq, 0, all), memset(g->dk, 0, all), memset(g->derase, 0, all), memset(g->col, 0, all);
     channel_pairs_backward(c, g);
-    channel_state_backward(c, g, dout, S, dS, zero);
+    channel_state_backward(c, g, by_u, by_r);
 }
 /* Called for rows from the last to the first: g->end becomes dg of row i; dq, dk and derase are complete. */
-static void channel_row(Chunk *c, ChunkGrad *g, const HeadGrad *d, int i, bool zero) {
+static void channel_row(const Chunk *c, ChunkGrad *g, const HeadGrad *d, int i) {
     int K = c->K;
     const real *q = c->q + i * K, *k = c->k + i * K, *z = c->erase + i * K, *col = g->col + i * K,
                *row = g->derase + i * K; /* dk itself, where the erase key is k */
@@ -221,6 +220,6 @@ static void channel_row(Chunk *c, ChunkGrad *g, const HeadGrad *d, int i, bool z
         dq[e] += same * k[e];
         dk[e] += col[e] + same * q[e];
     }
-    if (i == c->n - 1 && !zero) axpy(dk, 1, g->y + i * K, K); /* what S1 gives the last row */
+    if (i == c->n - 1 && !g->zero) axpy(dk, 1, g->y + i * K, K); /* what S1 gives the last row */
     if (present(d->g.t)) grad_row(d->g, d->atg + (size_t)(c->t0 + i) * c->h->ldg, 1, sum, K, NULL);
 }

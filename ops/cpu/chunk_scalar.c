@@ -39,17 +39,19 @@ static void scalar_reach_end(Chunk *c) {
 static void scalar_scores(Chunk *c) {
     int K = c->K, n = c->n;
     bool delta = c->h->delta;
-    transpose(c->kt, LD, c->k, (size_t)K, (n + SUB - 1) / SUB * SUB, K);
+    const int whole = (n + SUB - 1) / SUB * SUB;
+    transpose(c->kt, LD, c->k, (size_t)K, whole, K);
+    const Left q = left_rows(c, c->pa, c->q, (size_t)K, n, K);
+    const Right kt = right_rows(c, c->pb, c->kt, LD, K, whole);
     for (int i0 = 0; i0 < n; i0 += SUB) {
-        int m = imin(SUB, n - i0), w = i0 + SUB;
-        for (int of_l = 0; of_l <= delta; of_l++) {
-            real *y = (of_l ? c->l : c->p) + i0 * LD;
-            for (int i = 0; i < m; i++) memset(y + i * LD, 0, (size_t)w * sizeof(real));
-            if (of_l)
-                tile_mm(y, LD, c->erase + i0 * K, (size_t)K, 1, c->kt, LD, m, K, w);
-            else
-                chunk_mm(c, y, LD, c->q + i0 * K, (size_t)K, 1, c->kt, LD, m, K, w);
-            for (int i = 0; i < m; i++) times(y + i * LD, c->e + (i0 + i) * LD, w);
+        const int rows = imin(SUB, n - i0), w = i0 + SUB;
+        real *p = c->p + i0 * LD, *l = c->l + i0 * LD;
+        chunk_mm(c, p, LD, left_from(q, i0), kt, rows, K, w, false);
+        for (int i = 0; delta && i < rows; i++) memset(l + i * LD, 0, (size_t)w * sizeof(real));
+        if (delta) tile_mm(l, LD, c->erase + i0 * K, (size_t)K, 1, c->kt, LD, rows, K, w);
+        for (int i = 0; i < rows; i++) {
+            times(p + i * LD, c->e + (i0 + i) * LD, w);
+            if (delta) times(l + i * LD, c->e + (i0 + i) * LD, w);
         }
     }
 }
@@ -61,31 +63,35 @@ static void scalar_rows(real *y, const real *s, const real *x, real *sum, int n,
         sum[i] += dot(x, y, K);
     }
 }
+/* dk += the lower triangle of y, transposed, by x. */
+static void scalar_columns(const Chunk *c, ChunkGrad *g, Right x, const real *y) {
+    const int K = c->K, n = c->n;
+    for (int i0 = 0; i0 < n; i0 += SUB)
+        chunk_mm(c, g->dk + i0 * K, (size_t)K, left_columns(c, c->pa, y + i0 * LD + i0, LD, imin(SUB, n - i0), n - i0),
+                 right_from(x, i0), imin(SUB, n - i0), n - i0, K, true);
+}
 /* dq, dk, derase and the decays' gradients. */
-static void scalar_backward(Chunk *c, ChunkGrad *g, const HeadGrad *d, Rows dout, const real *S, const real *dS,
-                            bool zero) {
+static void scalar_backward(const Chunk *c, ChunkGrad *g, const HeadGrad *d, Left by_u, Left by_r) {
     const Head *h = c->h;
     int K = c->K, V = c->V, n = c->n;
     size_t ldk = (size_t)K, ldv = (size_t)V, all = (size_t)(n * K) * sizeof(real);
     bool delta = h->delta;
     real to_end[LD] = {0}, from_start[LD] = {0}, through = 0; /* T_nj, T_m,-1, T_n,-1 */
     memset(g->dq, 0, all), memset(g->dk, 0, all), memset(g->derase, 0, all);
-    if (!zero) {
-        transpose(g->st, ldk, dS, ldv, K, V);
-        chunk_mm(c, g->dk, ldk, c->u, ldv, 1, g->st, ldk, n, V, K);
+    if (!g->zero) {
+        chunk_mm(c, g->dk, ldk, by_u, right_turned(c, c->ps, g->st, g->dS, ldv, K, V), n, V, K, false);
         if (h->decays) scalar_rows(g->dk, c->e + (n - 1) * LD, c->k, to_end, n, K);
     }
-    if (S) {
-        transpose(g->st, ldk, S, ldv, K, V);
-        chunk_mm(c, g->dq, ldk, dout.at, dout.ld, 1, g->st, ldk, n, V, K);
+    if (g->S) {
+        const Right S = right_turned(c, c->ps, g->st, g->S, ldv, K, V);
+        chunk_mm(c, g->dq, ldk, g->do_left, S, n, V, K, false);
         if (h->decays) scalar_rows(g->dq, c->c, c->q, from_start, n, K);
         if (delta) {
-            memset(g->y, 0, all);
-            chunk_mm(c, g->y, ldk, g->nr, ldv, 1, g->st, ldk, n, V, K);
+            chunk_mm(c, g->y, ldk, by_r, S, n, V, K, false);
             if (h->decays) scalar_rows(g->y, c->c, c->erase, from_start, n, K);
             axpy(g->derase, 1, g->y, n * K);
         }
-        if (h->decays && !zero) through = c->c[n - 1] * dot(S, dS, K * V);
+        if (h->decays && !g->zero) through = c->c[n - 1] * dot(g->S, g->dS, K * V);
     }
     for (int i = n - 1; i >= 0; i--) { /* to_end: sums over m >= i */
         real *dp = g->dp + i * LD, *dl = g->dl + i * LD;
@@ -102,13 +108,14 @@ static void scalar_backward(Chunk *c, ChunkGrad *g, const HeadGrad *d, Rows dout
         times(dp, e, i / SUB * SUB + SUB);
         if (delta) times(dl, e, i / SUB * SUB + SUB), dl[i] = 0;
     }
+    const Right k = right_rows(c, c->pb, c->k, ldk, n, K);
     for (int i0 = 0; i0 < n; i0 += SUB) {
-        int m = imin(SUB, n - i0);
+        const int rows = imin(SUB, n - i0), past = i0 + rows;
         const real *dp = g->dp + i0 * LD, *dl = g->dl + i0 * LD;
-        chunk_mm(c, g->dq + i0 * K, ldk, dp, LD, 1, c->k, ldk, m, i0 + m, K);
-        chunk_mm(c, g->dk + i0 * K, ldk, dp + i0, 1, LD, c->q + i0 * K, ldk, m, n - i0, K);
-        if (!delta) continue;
-        chunk_mm(c, g->derase + i0 * K, ldk, dl, LD, 1, c->k, ldk, m, i0 + m, K);
-        chunk_mm(c, g->dk + i0 * K, ldk, dl + i0, 1, LD, c->erase + i0 * K, ldk, m, n - i0, K);
+        chunk_mm(c, g->dq + i0 * K, ldk, left_rows(c, c->pa, dp, LD, rows, past), k, rows, past, K, true);
+        if (delta)
+            chunk_mm(c, g->derase + i0 * K, ldk, left_rows(c, c->pa, dl, LD, rows, past), k, rows, past, K, true);
     }
+    scalar_columns(c, g, right_rows(c, c->pb, c->q, ldk, n, K), g->dp);
+    if (delta) scalar_columns(c, g, right_rows(c, c->pb, c->erase, ldk, n, K), g->dl);
 }

@@ -125,6 +125,10 @@ static void tile_mm(real *C, size_t ldc, const real *A, size_t ars, size_t aks, 
         for (int i = 0; i < M; i += TILE_ROWS)
             tile_rows(imin(TILE_ROWS, M - i), TILE_VECS, C + (size_t)i * ldc + w, ldc, A + (size_t)i * ars, ars, aks,
                       B + w, ldb, K);
+    for (; TILE_VECS > 2 && w + 2 * VL <= W; w += 2 * VL)
+        for (int i = 0; i < M; i += TILE_ROWS)
+            tile_rows(imin(TILE_ROWS, M - i), 2, C + (size_t)i * ldc + w, ldc, A + (size_t)i * ars, ars, aks, B + w,
+                      ldb, K);
     for (; w + VL <= W; w += VL)
         for (int i = 0; i < M; i += TILE_ROWS)
             tile_rows(imin(TILE_ROWS, M - i), 1, C + (size_t)i * ldc + w, ldc, A + (size_t)i * ars, ars, aks, B + w,

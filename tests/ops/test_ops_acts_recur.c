@@ -318,7 +318,7 @@ static const struct {
 } shapes[] = {
     {{3, 145, 70}, 1, 1, 16, 16}, /* chunks, and documents that end inside of them */
     {{0, 130, 12}, 2, 4, 20, 9},  {{5, 0, 20}, 1, 2, 33, 17},   {{67, 0, 2}, 2, 2, 9, 34},
-    {{1, 0, 0}, 1, 1, 2, 3},      {{70, 140, 3}, 2, 6, 64, 70},
+    {{1, 0, 0}, 1, 1, 2, 3},      {{70, 140, 3}, 2, 6, 64, 70}, {{0, 0, 200}, 1, 1, 32, 48}, /* whole vectors */
 };
 enum { SHAPES = sizeof shapes / sizeof *shapes };
 static int shape_rows(int i) { return shapes[i].rows[0] + shapes[i].rows[1] + shapes[i].rows[2]; }
