@@ -50,7 +50,7 @@ static Case1 lanes_drawn(Rig *g, Dice *dice, int N, int d, int Dv, const RowCode
             for (int k = 0; k < d; k++) row[k] = (real)rng_normal(dice->key, dice->n++);
             c->encode(c, data + (size_t)at * kb, row, d);
             c->decode(c, x.k[h] + i * d, data + (size_t)at * kb, d);
-            for (int k = 0; k < Dv; k++) x.v[h][i * Dv + k] = x.k[h][i * d + k];
+            for (int k = 0; alias && k < Dv; k++) x.v[h][i * Dv + k] = x.k[h][i * d + k];
             if (alias) continue;
             for (int k = 0; k < Dv; k++) row[k] = (real)rng_normal(dice->key, dice->n++);
             c->encode(c, data + (size_t)(P * (int)kb) + (size_t)at * vb, row, Dv);
