@@ -10,7 +10,7 @@ typedef struct {
     Ints keep;
 } Dmc;
 #define AT(member) offsetof(Dmc, member)
-#define DMC_KEYS(action_, delay_, decide_)                                                                            \
+#define DMC_KEYS(action_, delay_)                                                                                     \
     {                                                                                                                 \
         {"action",                                                                                                    \
          KEY_CHOICE,                                                                                                  \
@@ -24,7 +24,7 @@ typedef struct {
             {"decide",                                                                                                \
              KEY_CHOICE,                                                                                              \
              AT(decide),                                                                                              \
-             decide_,                                                                                                 \
+             "lane",                                                                                                  \
              0,                                                                                                       \
              0,                                                                                                       \
              "lane: a channel of each head; adapter (evict alone): a new projection, of zeros at first; the rest of " \
@@ -69,7 +69,7 @@ typedef struct {
             0                                                                                                         \
         }                                                                                                             \
     }
-static const Key dmc_keys[] = DMC_KEYS("merge", "0", "lane"), dms_keys[] = DMC_KEYS("evict", "16", "lane");
+static const Key dmc_keys[] = DMC_KEYS("merge", "0"), dms_keys[] = DMC_KEYS("evict", "16");
 #undef AT
 
 /* The factor of the decision channel; refuses one by which no decision could turn within the steps. */
@@ -124,8 +124,7 @@ static bool dmc_plan(Job *j, json_t *model, Err *e) {
                              dmc_deciders[c->decide], "lane", dmc_lanes[c->lane], "window", c->window, "delay",
                              c->delay, "temperature", c->temperature, "offset", c->offset, "gain", gain));
     }
-    /* Projections of zeros evict nothing if a decision starts below its threshold. */
-    j->exact = j->moves = adapter && c->offset > 0;
+    j->exact = j->moves = adapter; /* zeros are not above a threshold, which is 0 or more */
     j->retrofit = (Retrofit){c->rate, c->target, c->steps, adapter};
     snprintf(j->report->rule, sizeof j->report->rule, "%s action=%s decide=%s delay=%d offset=%g gain=%.4g phase=%s",
              to, dmc_actions[c->action], dmc_deciders[c->decide], c->delay, c->offset, gain, adapter ? "soft" : "zero");

@@ -74,7 +74,7 @@ static void write_schedule(Writer *w, const ModelCfg *m, const Retrofit *f) {
     if (!f->adapter) fprintf(w->f, "  - {name: zero, steps: %d}\n", n.zero);
     for (int fix = 0; fix < 2; fix++) {
         fprintf(w->f, "  - name: %s\n    steps: %d\n    set:\n", fix ? "fix" : "retrofit", fix ? n.fix : n.ramp);
-        for (int i = 0; i < m->nkinds; i++)
+        for (int i = 0; i < m->nkinds && !f->adapter; i++) /* an adapter has no other phase */
             if (!strcmp(m->kind[i].mixer->name, "dmc"))
                 fprintf(w->f, "      model.kinds.%s.phase: soft\n", m->kind[i].name);
         fprintf(w->f, "      train.compression: {target: %g, ramp: %s, exact: true}\n", f->target,

@@ -11,8 +11,8 @@
  * hinge is one-sided and covers all layers together: heads may differ, and more compression costs nothing. Its
  * derivative by sum_b is -weight / (B count_b) where m_b < p, else 0.
  *
- * So a run ends above its target: decisions without noise, which evaluation makes, are more than those with it, and
- * a sequence above the target does not make up for one below. With `exact` decisions count as they would be without
+ * So a run may miss its target: evaluation makes other decisions, those without noise, and nothing pulls a run back
+ * that has passed it. With `exact` decisions count as they would be without
  * noise (RUN_COUNT_STILL, which the owner sets), and the loss is weight / B sum_b |p - m_b|.
  *     compression achieved = 1 / (1 - sum m / count)     rows made for every row kept, over the whole batch
  * Source: arXiv:2403.09636, section 3.2; the branch dmc of github.com/NVIDIA/Megatron-LM. */

@@ -64,7 +64,7 @@ typedef struct {
     const Pair *pairs;         /* NULL: `keys` are multiplied */
     size_t ldv;
 } PageRows;
-/* Numbers of a thread: keys, values, the scratch of a codec's block, scores. */
+/* Elements of a thread's room: keys, values, the scratch of a codec's block, scores. */
 static size_t colstat_room(const Lanes *t) {
     return (size_t)KB * (size_t)((t->nblocks ? 2 : 1) * t->s.kdim + t->s.vdim + QB);
 }
