@@ -46,7 +46,7 @@ endif
 # Kernels get -O3 without the places of variables, a quarter of their time; the rest, tests above all, compiles in half.
 OPT     = -O2
 $(BUILD)/f32/ops/% $(BUILD)/f64/ops/% $(BUILD)/cuda/%: OPT = -O3 -fno-var-tracking
-$(BUILD)/f32/tests/% $(BUILD)/f64/tests/%: OPT = -O1
+$(BUILD)/f32/tests/% $(BUILD)/f64/tests/%: OPT = $(if $(findstring /tests/lib/,$@),-O2,-O1)
 LIBS   := -lyaml -ljansson -lpcre2-8 -lutf8proc -lz -lzstd -lsodium -lm
 ISAS   := baseline
 ifneq ($(filter x86_64-%,$(shell $(CC) -dumpmachine)),)

@@ -4,11 +4,6 @@
 size_t dtype_size(Dtype t) { return t == F64 ? 8 : t == F32 ? 4 : 2; }
 const char *dtype_name(Dtype t) { return t == F64 ? "F64" : t == F32 ? "F32" : t == BF16 ? "BF16" : "F16"; }
 
-size_t tensor_count(Tensor t) {
-    size_t c = t.rank > 0;
-    for (int i = 0; i < t.rank; i++) c *= (size_t)t.n[i];
-    return c;
-}
 size_t tensor_bytes(Tensor t) { return tensor_count(t) * dtype_size(t.dtype); }
 
 const char *tensor_shape(Tensor t, char buf[64]) {

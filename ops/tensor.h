@@ -36,7 +36,11 @@ typedef struct {
 
 size_t dtype_size(Dtype);
 const char *dtype_name(Dtype); /* "F32": the names of safetensors */
-size_t tensor_count(Tensor);   /* product of n; 0 when absent */
+static inline size_t tensor_count(Tensor t) { /* product of n; 0 when absent */
+    size_t c = t.rank > 0;
+    for (int i = 0; i < t.rank; i++) c *= (size_t)t.n[i];
+    return c;
+}
 size_t tensor_bytes(Tensor);
 /* "(4,8)" into buf; returns buf. */
 const char *tensor_shape(Tensor, char buf[64]);

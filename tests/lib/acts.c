@@ -49,7 +49,7 @@ Tensor bf16_empty(Desk *d, Tensor like) { return arena_tensor(&d->g.mem, "in bf1
 Tensor empty(Desk *d, Tensor like) { return arena_tensor(&d->g.mem, "wide", REAL, like.rank, like.n); }
 Tensor bf16_of_tensor(Desk *d, Tensor t) {
     Tensor h = bf16_empty(d, t);
-    for (size_t i = 0; i < tensor_count(t); i++) {
+    for (size_t i = 0, n = tensor_count(t); i < n; i++) {
         ((uint16_t *)h.p)[i] = bf16_from((float)R(t)[i]);
         R(t)[i] = bf16_to(((uint16_t *)h.p)[i]);
     }
@@ -70,14 +70,22 @@ Sum sum_make(Desk *d, Tensor like, const char *name, bool overwrite) {
     return s;
 }
 
+/* All elements of t; give them back to free. */
+static real *elements(Tensor t) {
+    const size_t n = tensor_count(t);
+    real *x = xcalloc(n, sizeof *x);
+    tensor_read(t, 0, n, x);
+    return x;
+}
 static double distance(Tensor got, Tensor want) {
+    real *x = elements(got);
+    const real *y = R(want);
     double e = 0, s = 0;
-    for (size_t i = 0; i < tensor_count(want); i++) {
-        real x;
-        tensor_read(got, i, 1, &x);
-        e += ((double)x - (double)R(want)[i]) * ((double)x - (double)R(want)[i]);
-        s += (double)R(want)[i] * (double)R(want)[i];
+    for (size_t i = 0, n = tensor_count(want); i < n; i++) {
+        const double off = (double)x[i] - (double)y[i];
+        e += off * off, s += (double)y[i] * (double)y[i];
     }
+    free(x);
     return sqrt(e / s);
 }
 void right_within(Desk *d, const char *what, Tensor got, Tensor want, double bound) {
@@ -89,13 +97,14 @@ void right_within(Desk *d, const char *what, Tensor got, Tensor want, double bou
 }
 void right(Desk *d, const char *what, Tensor got, Tensor want) { right_within(d, what, got, want, op_rms); }
 void nearest(Desk *d, const char *what, Tensor got, Tensor want) {
+    real *x = elements(got);
     rig_result(&d->g, got);
-    for (size_t i = 0; i < tensor_count(got); i++) {
-        real x;
-        tensor_read(got, i, 1, &x);
-        real near = got.dtype == BF16 ? bf16_to(bf16_from((float)R(want)[i])) : R(want)[i];
-        cr_assert(x == near, "%s: %s: number %zu is %g instead of %g", d->g.table, what, i, (double)x, (double)near);
+    for (size_t i = 0, n = tensor_count(got); i < n; i++) {
+        const real near = got.dtype == BF16 ? bf16_to(bf16_from((float)R(want)[i])) : R(want)[i];
+        if (x[i] != near)
+            cr_assert_fail("%s: %s: element %zu is %g instead of %g", d->g.table, what, i, (double)x[i], (double)near);
     }
+    free(x);
 }
 void exact(Desk *d, const char *what, Tensor got, Tensor want) {
     right(d, what, got, want);

@@ -1,9 +1,25 @@
 /* recur_ref.c: see recur_ref.h. */
 #include "recur_ref.h"
 
+/* The first n elements of what `name` stands for, which are the same in every scene of a test. */
 static wide *draw(size_t n, const char *name) {
+    enum { NAMES = 16 };
+    static struct {
+        const char *name;
+        size_t n;
+        real *x;
+    } drawn[NAMES];
+    int at = 0;
+    while (at < NAMES && drawn[at].name && strcmp(drawn[at].name, name)) at++;
+    CHECK(at < NAMES, "more than %d names", NAMES);
+    drawn[at].name = name; /* all of them are literals */
+    if (drawn[at].n < n) {
+        const uint64_t key = rng_name(3, name);
+        drawn[at].x = xrealloc(drawn[at].x, n, sizeof *drawn[at].x);
+        for (; drawn[at].n < n; drawn[at].n++) drawn[at].x[drawn[at].n] = (real)rng_normal(key, drawn[at].n);
+    }
     wide *p = xcalloc(n + 1, sizeof *p);
-    for (size_t i = 0; i < n; i++) p[i] = (real)rng_normal(rng_name(3, name), i);
+    for (size_t i = 0; i < n; i++) p[i] = drawn[at].x[i];
     return p;
 }
 Scene *recur_case(int B, const int *rows, const int *docs, int ndocs, int H, int HV, int K, int V, int gwidth,
@@ -35,17 +51,17 @@ Scene *recur_case(int B, const int *rows, const int *docs, int ndocs, int H, int
         wide s = 0;
         for (int d = 0; d < K; d++) s += c->k[i * (size_t)K + (size_t)d] * c->k[i * (size_t)K + (size_t)d];
         for (int d = 0; d < K; d++)
-            c->k[i * (size_t)K + (size_t)d] = (real)(c->k[i * (size_t)K + (size_t)d] / sqrtl(s));
+            c->k[i * (size_t)K + (size_t)d] = (real)(c->k[i * (size_t)K + (size_t)d] / wide_sqrt(s));
     }
-    for (size_t i = 0; i < N * (size_t)(HV * imax(1, gwidth)); i++) c->g[i] = -fabsl(c->g[i]);
-    for (size_t i = 0; i < N * (size_t)HV; i++) c->beta[i] = (real)(1 / (1 + expl(-c->beta[i])));
+    for (size_t i = 0; i < N * (size_t)(HV * imax(1, gwidth)); i++) c->g[i] = -wide_fabs(c->g[i]);
+    for (size_t i = 0; i < N * (size_t)HV; i++) c->beta[i] = (real)(1 / (1 + wide_exp(-c->beta[i])));
     return c;
 }
 Scene *recur_erase(Scene *c) {
     const size_t n = (size_t)c->N * (size_t)(c->H * c->K);
     wide *off = draw(n, "off k");
     c->e = draw(n, "e");
-    for (size_t i = 0; i < n; i++) c->e[i] = (real)(c->k[i] / (1 + expl(-c->e[i])) + 0.1 * off[i] / c->K);
+    for (size_t i = 0; i < n; i++) c->e[i] = (real)(c->k[i] / (1 + wide_exp(-c->e[i])) + 0.1 * off[i] / c->K);
     free(off);
     return c;
 }
@@ -67,7 +83,7 @@ Batch recur_batch(const Scene *c) {
 
 static wide decay_at(const Scene *c, int t, int h, int d) {
     if (!c->gwidth) return 1;
-    return expl(c->g[(t * c->HV + h) * c->gwidth + (c->gwidth == 1 ? 0 : d)]);
+    return wide_exp(c->g[(t * c->HV + h) * c->gwidth + (c->gwidth == 1 ? 0 : d)]);
 }
 
 Result recur_ref(const Scene *c, const wide *dout, const wide *dend) {
@@ -170,9 +186,9 @@ static double distance(Tensor got, const wide *want, Worst *at) {
     for (size_t i = 0; i < n; i++) {
         wide d = R(got)[i] - want[i];
         e += d * d, all += want[i] * want[i];
-        if (!(fabsl(d) <= w)) w = fabsl(d), *at = (Worst){i, (double)R(got)[i], (double)want[i]};
+        if (!(wide_fabs(d) <= w)) w = wide_fabs(d), *at = (Worst){i, (double)R(got)[i], (double)want[i]};
     }
-    return (double)(e == 0 ? 0 : sqrtl(e / (all + 1e-60L)));
+    return (double)(e == 0 ? 0 : wide_sqrt(e / (all + 1e-60L)));
 }
 
 const char *const recur_results[RECUR_RESULTS] = {"o", "final state", "dq", "dk", "dv", "dg", "dbeta", "de", "dstart"};

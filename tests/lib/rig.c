@@ -143,8 +143,9 @@ void rig_done(Rig *g) {
 }
 Tensor rig_random(Tensor t, const char *name) {
     uint64_t key = rng_name(0, name);
+    const size_t n = tensor_count(t);
     for (int i = 0; i < t.rank; i++) key = rng_mix(key, (uint64_t)t.n[i]);
-    for (size_t i = 0; i < tensor_count(t); i++) R(t)[i] = (real)check_normal(key, i);
+    for (size_t i = 0; i < n; i++) R(t)[i] = (real)check_normal(key, i);
     return t;
 }
 Tensor tensor_copy(Rig *g, Tensor t) {
@@ -153,9 +154,14 @@ Tensor tensor_copy(Rig *g, Tensor t) {
     return c;
 }
 void rig_result(Rig *g, Tensor t) {
-    const unsigned char *p = t.p;
+    const char *p = t.p;
     uint64_t h = g->hash ^ 0xcbf29ce484222325u;
-    for (size_t i = 0; i < tensor_bytes(t); i++) h = (h ^ p[i]) * 0x100000001b3u;
+    for (size_t n = tensor_bytes(t), step; n; p += step, n -= step) {
+        uint64_t word = 0;
+        step = zmin(n, sizeof word);
+        memcpy(&word, p, step);
+        h = rng_mix(h, word);
+    }
     g->hash = h;
 }
 
@@ -163,13 +169,14 @@ void rig_result(Rig *g, Tensor t) {
 Ref *refs(size_t n) { return xcalloc(n, sizeof(Ref)); }
 Ref *refs_of(Tensor t) {
     Ref *r = refs(tensor_count(t));
-    for (size_t i = 0; i < tensor_count(t); i++) ref_term(&r[i], R(t)[i]);
+    for (size_t i = 0, n = tensor_count(t); i < n; i++) ref_term(&r[i], R(t)[i]);
     return r;
 }
 static double worst_of(Tensor got, const Ref *want, size_t *at) {
     double worst = -1;
-    for (size_t i = 0; i < tensor_count(got); i++) {
-        wide size = sqrtl(want[i].square * (wide)imax(1, want[i].terms)), d = fabsl((wide)R(got)[i] - want[i].want);
+    for (size_t i = 0, n = tensor_count(got); i < n; i++) {
+        wide size = wide_sqrt(want[i].square * (wide)imax(1, want[i].terms)),
+             d = wide_fabs((wide)R(got)[i] - want[i].want);
         double e = (wide)R(got)[i] == want[i].want ? 0 : (double)(d / (size * unit));
         if (!(e <= worst) && !isnan(worst)) worst = e, *at = i;
     }
@@ -205,7 +212,7 @@ wide rig_score(const real *a, const real *b, int n, wide scale, wide *squares) {
     return s;
 }
 wide rig_cap(wide s, wide cap, wide *slope) {
-    wide x = cap > 0 ? tanhl(s / cap) : 0;
+    wide x = cap > 0 ? wide_tanh(s / cap) : 0;
     *slope = 1 - x * x;
     return cap > 0 ? cap * x : s;
 }
@@ -228,15 +235,15 @@ void seen_add(Seen *x, const real *q, const real *k, const real *v, wide scale) 
 void seen_ref(const Seen *x, Ref *o, Ref *lse) {
     wide top = x->part, sum = 0, err = 0;
     for (int j = 0; j < x->n; j++) top = x->s[j] > top ? x->s[j] : top;
-    wide own = x->part == -INFINITY ? 0 : expl(x->part - top);
-    for (int j = 0; j < x->n; j++) sum += expl(x->s[j] - top);
+    wide own = x->part == -INFINITY ? 0 : wide_exp(x->part - top);
+    for (int j = 0; j < x->n; j++) sum += wide_exp(x->s[j] - top);
     sum += own;
     for (int k = 0; k < x->Dv; k++) o[k] = (Ref){.terms = x->n + 1};
     *lse = (Ref){-INFINITY, 0, x->Dk};
     if (top == -INFINITY) return;
     for (int j = 0; j <= x->n; j++) {
         bool partial = j == x->n;
-        wide w = (partial ? own : expl(x->s[j] - top)) / sum, e = partial ? x->part * x->part : x->e[j];
+        wide w = (partial ? own : wide_exp(x->s[j] - top)) / sum, e = partial ? x->part * x->part : x->e[j];
         if (w == 0) continue;
         err += w * e;
         for (int k = 0; k < x->Dv; k++) {
@@ -245,7 +252,7 @@ void seen_ref(const Seen *x, Ref *o, Ref *lse) {
         }
     }
     for (int k = 0; k < x->Dv; k++) o[k].square += o[k].want * o[k].want;
-    lse->want = logl(sum) + top;
+    lse->want = wide_log(sum) + top;
     lse->square = lse->want * lse->want + 1 + err;
 }
 

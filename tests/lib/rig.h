@@ -4,11 +4,24 @@
 #include "check.h"
 #include "ops/device.h"
 
+/* wide: the references' arithmetic, wider than `real` by 11 bits or by 29. Its functions are those of its own width:
+ * for a double those of long double need ten times as long. */
 #ifdef KV_DOUBLE
-typedef long double wide; /* the references' arithmetic, wider than `real` by 11 bits or by 29 */
+typedef long double wide;
+    #define WIDE_FUNCTION(f) \
+        static inline wide wide_##f(wide x) { return f##l(x); }
 #else
 typedef double wide;
+    #define WIDE_FUNCTION(f) \
+        static inline wide wide_##f(wide x) { return f(x); }
 #endif
+WIDE_FUNCTION(exp)
+WIDE_FUNCTION(log)
+WIDE_FUNCTION(sqrt)
+WIDE_FUNCTION(fabs)
+WIDE_FUNCTION(tanh)
+WIDE_FUNCTION(sin)
+WIDE_FUNCTION(cos)
 
 /* ---- op tables ----------------------------------------------------------------------------------------------------
  */

@@ -111,7 +111,7 @@ static double product_error(const Product *t, double (*round)(float), int *at_i,
                 wide term = (wide)A[(size_t)i * K + k] * (wide)B[(size_t)j * K + k];
                 sum += term, square += term * term;
             }
-            double e = fabs((double)(got - sum)) / ((double)sqrtl(square) * sqrt(s.K + 1.0) * 0x1p-24);
+            double e = fabs((double)(got - sum)) / ((double)wide_sqrt(square) * sqrt(s.K + 1.0) * 0x1p-24);
             if (!(e <= worst)) worst = e, *at_i = i, *at_j = j;
         }
     free(A), free(B);

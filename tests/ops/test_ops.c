@@ -115,7 +115,7 @@ static Ref *hadamard_of(const real *x, size_t count, int n, unsigned wrong) {
     for (size_t i = 0; i < count; i++) {
         const size_t piece = i / (size_t)n * (size_t)n, j = i - piece;
         for (size_t k = 0; k < (size_t)n; k++)
-            ref_term(&want[i], (wide)x[piece + k] * (__builtin_parityll(j & k & ~wrong) ? -1 : 1) / sqrtl(n));
+            ref_term(&want[i], (wide)x[piece + k] * (__builtin_parityll(j & k & ~wrong) ? -1 : 1) / wide_sqrt(n));
     }
     return want;
 }

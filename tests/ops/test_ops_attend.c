@@ -352,7 +352,8 @@ static Grad backward_ref(const Pass *p, const Tape *t, Fault f) {
                 e = e * slope * slope + (size > 0 ? 16 * s * s : 0);
                 wide more = bias(p, &t->kv, i, j, h / G, f), right = bias(p, &t->kv, i, j, h / G, RIGHT);
                 s += more, r.differs |= more != right && r.mixes;
-                wide w = expl(s - lse), scale = f == NO_SCALE ? 1 : p->spec.scale, x = gv - (f == NO_DELTA ? 0 : delta);
+                wide w = wide_exp(s - lse), scale = f == NO_SCALE ? 1 : p->spec.scale,
+                     x = gv - (f == NO_DELTA ? 0 : delta);
                 wide p_sq = w * w * (1 + e + s * s + lse * lse), ds = w * x * scale;
                 wide ds_sq = scale * scale * (x * x * p_sq + w * w * (g_sq + delta_sq)), dbias = ds / scale;
                 ds *= slope, ds_sq += size > 0 ? 4 * ds_sq + 4 * scale * scale * w * w * x * x : 0;
@@ -456,7 +457,7 @@ static double rms_of(Tensor got, Tensor before, const Ref *want) {
         }
         error += d * d, size += w * w;
     }
-    return error == 0 ? 0 : (double)sqrtl(error / size);
+    return error == 0 ? 0 : (double)wide_sqrt(error / size);
 }
 static void rounded_forward(Rig *g, int draw, int noticed[FAULTS], double *worst) {
     Dice dice = {rng_mix(0xB16F, (uint64_t)draw), 0};

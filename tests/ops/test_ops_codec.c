@@ -133,7 +133,7 @@ Test(ops, codecs_store_what_they_read) {
  * code, or of one step of the scale, is noticed. */
 static bool int8_is(const real *x, const real *y, int d, double wrong_scale, double wrong_code) {
     long double most = 0, scale = 0;
-    for (int k = 0; k < d; k++) most = fmaxl(most, fabsl((long double)(float)x[k]));
+    for (int k = 0; k < d; k++) most = fmaxl(most, wide_fabs((long double)(float)x[k]));
     if (most > 0) {
         int e;
         long double m = frexpl(most / 127, &e);
@@ -144,8 +144,8 @@ static bool int8_is(const real *x, const real *y, int d, double wrong_scale, dou
     if (scale < 0x1p-126L) scale = 0;
     for (int k = 0; k < d; k++) {
         long double got = (long double)y[k] + (long double)wrong_code * scale;
-        if (scale == 0 ? got != 0 : fabsl(got / scale - roundl(got / scale)) > 1e-12L) return false;
-        if (scale > 0 && fabsl(got - (long double)x[k]) > scale * (0.5L + 1e-5L)) return false;
+        if (scale == 0 ? got != 0 : wide_fabs(got / scale - roundl(got / scale)) > 1e-12L) return false;
+        if (scale > 0 && wide_fabs(got - (long double)x[k]) > scale * (0.5L + 1e-5L)) return false;
     }
     return true;
 }

@@ -69,8 +69,8 @@ typedef enum { RIGHT, SEES_NEWER, NO_LSE, OTHER_QUERIES, OTHER_HEADS, NO_VALUE, 
 static wide chance(const Case1 *x, Tensor q, Tensor lse, int h, int j, int row, int g, Fault f, wide *err) {
     const int d = x->t.s.kdim, H = LANES * GROUP, at = row * H + h * GROUP + g;
     wide e, s = rig_score(R(q) + at * d, x->k[h] + j * d, d, 1, &e);
-    const wide l = f == NO_LSE ? 0 : R(lse)[at], p = expl(s - l);
-    *err = p * (2 + sqrtl(e * d) + fabsl(s) + fabsl(l));
+    const wide l = f == NO_LSE ? 0 : R(lse)[at], p = wide_exp(s - l);
+    *err = p * (2 + wide_sqrt(e * d) + wide_fabs(s) + wide_fabs(l));
     return p;
 }
 static Ref column(const Case1 *x, Tensor q, Tensor lse, const ColStat *c, int h, int j, Fault f) {
@@ -92,7 +92,7 @@ static Ref column(const Case1 *x, Tensor q, Tensor lse, const ColStat *c, int h,
                 break;
             case COL_COUNT: /* who is close to an even share may be counted or not */
                 one.want += p * seen > 1;
-                if (fabsl(p * seen - 1) < (sizeof(real) == 4 ? 1e-3L : 1e-9L)) one.square = 1e30L;
+                if (wide_fabs(p * seen - 1) < (sizeof(real) == 4 ? 1e-3L : 1e-9L)) one.square = 1e30L;
             }
         }
         const bool sum = (c->heads == COL_SUM) != (f == OTHER_HEADS);
@@ -106,9 +106,9 @@ static Ref column(const Case1 *x, Tensor q, Tensor lse, const ColStat *c, int h,
     wide norm = 0;
     for (int k = 0; k < x->Dv; k++) {
         const wide v = x->v[h][j * x->Dv + k];
-        norm += c->value == COL_L1 ? fabsl(v) : v * v;
+        norm += c->value == COL_L1 ? wide_fabs(v) : v * v;
     }
-    norm = c->value == COL_PLAIN || f == NO_VALUE ? 1 : c->value == COL_L1 ? norm : sqrtl(norm);
+    norm = c->value == COL_PLAIN || f == NO_VALUE ? 1 : c->value == COL_L1 ? norm : wide_sqrt(norm);
     all.want *= norm;
     all.square = all.square * norm * norm + all.want * all.want * (wide)(1 + x->Dv);
     if (!all.terms) all.terms = 1;

@@ -9,7 +9,7 @@ typedef struct {
     Ref *nll, *kl, *rkl, *dx, *dw;
 } Losses;
 typedef struct {
-    wide top, sum, norm, *l,
+    wide top, lse, norm, *l,
         *slope; /* slope: of the logits' map; the others of logits / T; norm: largest sum of a logit's squared terms */
 } Side;
 static Side side_of(const real *x, Tensor w, wide T, LogitMap map) {
@@ -28,10 +28,12 @@ static Side side_of(const real *x, Tensor w, wide T, LogitMap map) {
         s.top = s.l[v] > s.top ? s.l[v] : s.top;
         s.norm = q > s.norm ? q : s.norm;
     }
-    for (int v = 0; v < V; v++) s.sum += expl(s.l[v] - s.top);
+    wide sum = 0;
+    for (int v = 0; v < V; v++) sum += wide_exp(s.l[v] - s.top);
+    s.lse = s.top + wide_log(sum);
     return s;
 }
-static wide log_of(const Side *s, int v) { return s->l[v] - s->top - logl(s->sum); }
+static wide log_of(const Side *s, int v) { return s->l[v] - s->lse; }
 
 /* fault 1: no T before the gradient of kl; 2: the reverse gradient without its mean; 3: kl is the reverse form; 4: the
  * slope of the map of logits is left out. */
@@ -47,17 +49,20 @@ static Losses losses_ref(Tensor x, Tensor w, Tensor y, Tensor u, const int *tgt,
         wide kl = 0, rkl = 0, size = p.norm + q.norm + 1 + p.top * p.top + q.top * q.top;
         for (int v = 0; v < V; v++) {
             wide a = log_of(&p, v), b = log_of(&q, v);
-            kl += expl(b) * (b - a), rkl += expl(a) * (a - b);
+            kl += wide_exp(b) * (b - a), rkl += wide_exp(a) * (a - b);
         }
         r.nll[i] = (Ref){-log_of(&one, tgt[i]), one.norm + 1 + one.top * one.top, d};
         r.kl[i] = (Ref){T * T * (fault == 3 ? rkl : kl), T * T * T * T * size, d};
         r.rkl[i] = (Ref){T * T * rkl, T * T * T * T * size, d};
         for (int v = 0; v < V; v++) {
-            wide a = log_of(&p, v), b = log_of(&q, v), P = g[i] * T * expl(a), Q = g[i] * T * expl(b);
+            wide a = log_of(&p, v), b = log_of(&q, v), P = g[i] * T * wide_exp(a), Q = g[i] * T * wide_exp(b);
             wide F = fault == 1 ? c.kl / T : c.kl;
-            wide part[] = {
-                g[i] * c.lm * expl(log_of(&one, v)), v == tgt[i] ? -g[i] * c.lm : 0, F * P, -F * Q, c.rkl * P * (a - b),
-                fault == 2 ? 0 : -c.rkl * P * rkl};
+            wide part[] = {g[i] * c.lm * wide_exp(log_of(&one, v)),
+                           v == tgt[i] ? -g[i] * c.lm : 0,
+                           F * P,
+                           -F * Q,
+                           c.rkl * P * (a - b),
+                           fault == 2 ? 0 : -c.rkl * P * rkl};
             wide err = part[0] * part[0] * one.norm + (part[2] * part[2] + part[3] * part[3]) * size +
                        c.rkl * c.rkl * P * P * (1 + (a - b) * (a - b)) * size;
             const wide slope = fault == 4 ? 1 : one.slope[v];

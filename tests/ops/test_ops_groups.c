@@ -50,15 +50,17 @@ void case_linear_groups(Rig *g, int N, int d) {
         Tensor x = RANDOM(g, "x", M, d), y = EMPTY(g, "y", M, O);
         for (int e = 0; e < c.n; e++) c.w[e] = matrix(g, "w", e, O, d);
         Ref *want = refs((size_t)M * (size_t)O), *other = refs((size_t)M * (size_t)O);
+        const bool tell = M < 100 && c.n > 1;
         for (int m = 0; m < M; m++)
             for (int o = 0, e = group_of(&c, m); o < O; o++)
                 for (int i = 0; i < d; i++) {
-                    ref_term(&want[m * O + o], (wide)R(x)[m * d + i] * R(c.w[e])[o * d + i]);
-                    ref_term(&other[m * O + o], (wide)R(x)[m * d + i] * R(c.w[(e + 1) % c.n])[o * d + i]);
+                    const wide a = R(x)[m * d + i];
+                    ref_term(&want[m * O + o], a * R(c.w[e])[o * d + i]);
+                    if (tell) ref_term(&other[m * O + o], a * R(c.w[(e + 1) % c.n])[o * d + i]);
                 }
         OP(g, linear_groups, y, x, groups_of(&c), c.w);
         CHECK_REF(g, "linear_groups", "y", y, want);
-        if (M && c.n > 1) CHECK_MISSED("linear_groups", "the next group's matrix", y, other);
+        if (M && tell) CHECK_MISSED("linear_groups", "the next group's matrix", y, other);
         free(want), free(other);
         arena_release(&g->mem, mark);
     }

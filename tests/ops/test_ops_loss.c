@@ -38,13 +38,14 @@ static Xent xent_ref(Tensor x, Tensor w, LogitMap map, const int *tgt, const rea
             top = l[v] > top ? l[v] : top;
             norm = q > norm ? q : norm;
         }
-        for (int v = 0; v < V; v++) sum += expl(l[v] - top);
+        for (int v = 0; v < V; v++) sum += wide_exp(l[v] - top);
         /* of the size of the logits that it is the difference of */
-        r.nll[i] = (Ref){logl(sum) + top - l[tgt[i]], norm + 1 + top * top, d};
+        r.nll[i] = (Ref){wide_log(sum) + top - l[tgt[i]], norm + 1 + top * top, d};
         for (int v = 0; v < V && present(dx); v++) {
-            wide t = slope[v] * (fault == 2 ? 1 : g[i]), p = t * expl(l[v] - top) / sum,
+            wide t = slope[v] * (fault == 2 ? 1 : g[i]), p = t * wide_exp(l[v] - top) / sum,
                  one = fault != 1 && v == tgt[i] ? t : 0,
-                 off = map.cap == 0 ? 0 : powl(4 * map.scale * g[i] * ((v == tgt[i]) + expl(l[v] - top) / sum), 2);
+                 bend = 4 * map.scale * g[i] * ((v == tgt[i]) + wide_exp(l[v] - top) / sum),
+                 off = map.cap == 0 ? 0 : bend * bend;
             for (int k = 0; k < d; k++) {
                 Ref *a = &r.dx[i * d + k], *b = &r.dw[v * d + k];
                 ref_term(a, p * R(w)[v * d + k]), ref_term(a, -one * R(w)[v * d + k]);
@@ -72,7 +73,7 @@ static int *largest(Tensor x, Tensor w, LogitMap map) {
             else if (s > second)
                 second = s;
         }
-        if (!(top - second > 1e-3L * (1 + fabsl(top)))) best[i] = -1;
+        if (!(top - second > 1e-3L * (1 + wide_fabs(top)))) best[i] = -1;
     }
     return best;
 }
@@ -190,8 +191,8 @@ void case_sumsq(Rig *g, int N, int d) {
     for (size_t i = 0; i < tensor_count(x); i++) want += (long double)R(x)[i] * R(x)[i];
     CALL(g, got = g->run.ops->sumsq(&g->run, x));
     /* summed in double whatever the type */
-    cr_assert(fabsl(got - want) <=
-                  rig_limit("sumsq") * 0x1p-53 * sqrtl((long double)imax(1, (int)tensor_count(x))) * want,
+    cr_assert(wide_fabs(got - want) <=
+                  rig_limit("sumsq") * 0x1p-53 * wide_sqrt((long double)imax(1, (int)tensor_count(x))) * want,
               "%s sumsq of %zu: got %.17g, want %.17Lg", g->table, tensor_count(x), got, want);
     rig_result(g, TENSOR(&got, F64, 1));
     /* A branch of the tree has the same bits by itself: of blocks in order, and of what is in one. */
@@ -216,7 +217,7 @@ void case_normalise(Rig *g, int N, int d) {
     Ref *want = refs_of(x);
     wide norm = 0;
     for (size_t i = 0; i < tensor_count(x); i++) norm += (wide)R(x)[i] * R(x)[i];
-    norm = sqrtl((long double)norm) + (wide)0.25;
+    norm = wide_sqrt((long double)norm) + (wide)0.25;
     for (size_t i = 0; i < tensor_count(x); i++) want[i].want /= norm, want[i].square /= norm * norm;
     OP(g, normalise, x, 0.25);
     CHECK_REF(g, "normalise", "x", x, want);
@@ -236,7 +237,7 @@ void case_sumsqs(Rig *g, int N, int d) {
         count += tensor_count(x[i]);
     }
     CALL(g, got = g->run.ops->sumsqs(&g->run, 0, n, x));
-    cr_assert(fabsl(got - want) <= rig_limit("sumsqs") * 0x1p-53 * sqrtl((wide)imax(1, (int)count)) * want,
+    cr_assert(wide_fabs(got - want) <= rig_limit("sumsqs") * 0x1p-53 * wide_sqrt((wide)imax(1, (int)count)) * want,
               "%s sumsqs of %zu: got %.17g, want %.17Lg", g->table, count, got, want);
     rig_result(g, TENSOR(&got, F64, 1));
 }

@@ -178,7 +178,8 @@ static Grad backward_ref(const Pass *p, Tensor dx, Tensor da, Tensor dw, Tensor 
             for (int i = 0; before(p, t, h, i, f, &o); i++) {
                 int j = t - i;
                 wide prod = 1, zt = R(z)[t * K + h], scale = 0;
-                for (int k = 0; k < D; k++) scale += fabsl((wide)g[k]) * (fabsl((wide)o.x[k]) + fabsl((wide)mean[k]));
+                for (int k = 0; k < D; k++)
+                    scale += wide_fabs((wide)g[k]) * (wide_fabs((wide)o.x[k]) + wide_fabs((wide)mean[k]));
                 wide e = (dot_of(o.x, g, D) - dot_of(mean, g, D)) / zt;
                 scale /= zt;
                 for (int n = 0; n < i; n++) before(p, t, h, n, f, &m), prod *= m.a;

@@ -181,7 +181,7 @@ void case_adamw_bf16(Rig *g, int N, int d) {
         wide gi = (wide)R(G)[i];
         wm[i] = b1 * (wide)value(a) + (1 - (wide)b1) * gi;
         wv[i] = b2 * (wide)value(b) + (1 - (wide)b2) * gi * gi;
-        wide scale = lr / c1 / (sqrtl(wv[i] / c2) + eps); /* of the numbers before they are rounded */
+        wide scale = lr / c1 / (wide_sqrt(wv[i] / c2) + eps); /* of the numbers before they are rounded */
         for (int j = 0; j < 2; j++) ref_term(&rw[i], -scale * (j ? (1 - (wide)b1) * gi : b1 * (wide)value(a)));
         ref_term(&rw[i], -lr * decay * (wide)R(w)[i]);
     }

@@ -40,8 +40,8 @@ static void reference_gradient(int gwidth, bool delta, bool erase) {
                 result_free(&e);
             }
             in[k].x[i] = old;
-            wide want = (f[0] - 8 * f[1] + 8 * f[2] - f[3]) / (12 * h), err = fabsl(in[k].d[i] - want);
-            cr_assert(err <= 1e-10L * (1 + fabsl(want)), "d%s[%zu] = %.12g, differences say %.12g", in[k].name, i,
+            wide want = (f[0] - 8 * f[1] + 8 * f[2] - f[3]) / (12 * h), err = wide_fabs(in[k].d[i] - want);
+            cr_assert(err <= 1e-10L * (1 + wide_fabs(want)), "d%s[%zu] = %.12g, differences say %.12g", in[k].name, i,
                       (double)in[k].d[i], (double)want);
         }
     result_free(&r), recur_case_free(c), free(dout), free(dend);
