@@ -298,6 +298,7 @@ static KvInto block_dkv(const Model *m, Workspace *ws, Run *r, int l, int N) {
     kv_fields(&L->rows, N, &own.kv, &f);
     if (L->kind->mixer->takes_bf16 && !L->publisher) {
         own.overwrite = true;
+        if (present(own.kv.bias)) r->ops->zero(r, own.kv.bias);
     } else if (!measuring(r)) {
         f = block_activations(&zero, mixer_bf16(m, l));
         kv_fields(&L->rows, N, &own.kv, &f);

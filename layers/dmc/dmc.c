@@ -1,5 +1,6 @@
 /* dmc.c: the mixer dmc: its lane, decisions, merged rows, forward, backward and extend. */
 #include "dmc.h"
+#include "adapter.h"
 #include "ops/host.h"
 #include "layers/parts.h"
 
@@ -11,7 +12,8 @@ const char *const dmc_lanes[] = {"last", "first", NULL}, *const dmc_actions[] = 
                   *const dmc_deciders[] = {"lane", "adapter", NULL};
 #define AT(member) offsetof(DmcCfg, member)
 static const Key keys[] = {
-    {"heads", KEY_INT, AT(g.heads), NULL, 1, 1024, "query heads", 0, 0},
+    {"heads", KEY_INT, AT(g.heads), NULL, 0, 1024,
+     "query heads; 0 (decide: adapter): this layer only publishes K/V for others", 0, 0},
     {"kv_heads", KEY_INT, AT(g.kv_heads), "0", 0, 1024, "key/value heads, a divisor of heads; 0: as many as heads", 0,
      0},
     {"head_dim", KEY_INT, AT(g.head_dim), "0", 0, 1024, "width of a head; 0: d_model / heads", 0, 0},
@@ -38,11 +40,7 @@ static const Key keys[] = {
      "channel of each head that decides: last (slowest pair of half-split rope) or first", dmc_lanes, 0},
     {"window", KEY_INT, AT(window), "12", 0, 4096,
      "merge: a row is the mean of at most this many newest tokens; 0: all", 0, 0},
-    {"delay", KEY_INT, AT(delay), "0", 0, 1 << 20, "evict: positions that a row stays visible after the decision", 0,
-     0},
-    {"temperature", KEY_FLOAT, AT(temperature), "0.1", 1e-3, 1e3, "temperature of the soft decisions", 0, 0},
-    {"offset", KEY_FLOAT, AT(offset), "5", -1e3, 1e3, "subtracted from the decision, added to the importance", 0, 0},
-    {"gain", KEY_FLOAT, AT(gain), "0", 0, 1e6, "factor of the decision channel; 0: 1 to merge, 100 to evict", 0, 0},
+    EVICT_KEYS(DmcCfg),
     {0},
 };
 #undef AT
@@ -69,6 +67,9 @@ static bool dmc_check(void *cfg, Err *e) {
     if (!c->g.base.owner)
         return err_input(
             e, "kv_from: a dmc layer needs rows of its own; give layers that read another's K/V the mixer gqa");
+    if (!c->g.heads && !dmc_adapter(c))
+        return err_input(e, "heads: 0 publishes rows, but without queries no channel can decide; set decide: adapter "
+                            "and action: evict, or give heads");
     if (!gqa_check(cfg, e)) return false;
     if (c->g.head_dim < 2)
         return err_input(e, "head_dim: expected at least 2 (one channel decides), got %d", c->g.head_dim);
@@ -85,20 +86,24 @@ static bool dmc_check(void *cfg, Err *e) {
                          c->g.rope_dims ? "rope_dims"
                          : c->g.qk_norm ? "qk_norm"
                                         : "qk_norm_wide");
-    if (c->gain == 0) c->gain = c->action == DMC_MERGE ? 1 : 100;
+    if (c->gain == 0) c->gain = c->action == DMC_MERGE ? 1 : EVICT_GAIN;
     return true;
 }
 
 static void dmc_buffers(const DmcCfg *c, int N, int M, S *s, Fields *f) {
     int H = c->g.heads, G = c->g.kv_heads, D = c->g.head_dim;
-    field(f, &s->q, "q", 0, M, H, D);
-    field(f, &s->o, "o", 0, M, H, D);
-    field(f, &s->lse, "lse", FIELD_F32, M, H);
+    const bool wide = c->g.qk_norm_wide;
+    if (H) {
+        field(f, &s->q, "q", 0, M, H, D);
+        field(f, &s->o, "o", 0, M, H, D);
+        field(f, &s->lse, "lse", FIELD_F32, M, H);
+    }
     if (dmc_soft(c)) field(f, &s->alpha, "alpha", FIELD_F32, N, G);
-    if (dmc_normed(c)) {
-        const bool wide = c->g.qk_norm_wide;
+    if (dmc_normed(c) && H) {
         field(f, &s->q_raw, "q_raw", 0, M, H, D);
         field(f, &s->q_rstd, "q_rstd", FIELD_F32, M, wide ? 1 : H);
+    }
+    if (dmc_normed(c)) {
         field(f, &s->k_raw, "k_raw", 0, N, G, D);
         field(f, &s->k_rstd, "k_rstd", FIELD_F32, N, wide ? 1 : G);
     }
@@ -111,9 +116,7 @@ static void dmc_weights(const void *cfg, void *w_, Fields *f) {
     const DmcCfg *c = cfg;
     DmcW *w = w_;
     gqa_weights(cfg, w_, f);
-    if (!dmc_adapter(c)) return;
-    field(f, &w->wd, "decide_proj.weight", FIELD_ZEROS, c->g.kv_heads, c->g.base.d_model);
-    field(f, &w->bd, "decide_proj.bias", FIELD_ZEROS | FIELD_NODECAY, c->g.kv_heads);
+    if (dmc_adapter(c)) adapter_fields(f, &w->wd, &w->bd, c->g.kv_heads, c->g.base.d_model);
 }
 static void dmc_saved(const void *cfg, int N, void *s, Fields *f) { dmc_buffers(cfg, N, N, s, f); }
 
@@ -187,13 +190,15 @@ static void lane_weights(Run *r, const DmcCfg *c, const GqaW *w, Tensor rows, Te
     if (c->g.qkv_bias) r->ops->mean_rows(r, tensor_part(bias, G, G), w->bq, D, lane, group);
 }
 static void dmc_decisions(Run *r, const DmcCfg *c, const DmcW *w, Tensor x, Kv *kv, S *s) {
+    if (dmc_adapter(c)) {
+        adapter_decide(r, w->wd, w->bd, decide_of(c), x, kv, s->alpha);
+        return;
+    }
     int O = (dmc_merges(c) ? 2 : 1) * c->g.kv_heads;
     Mark mark = arena_mark(r->scratch);
-    Tensor rows = w->wd, bias = w->bd, u = SCRATCH(r, "lanes", r->batch->N, O);
-    if (!dmc_adapter(c)) {
-        rows = SCRATCH(r, "lane weights", O, c->g.base.d_model), bias = SCRATCH(r, "lane biases", O);
-        lane_weights(r, c, &w->g, rows, bias);
-    }
+    Tensor rows = SCRATCH(r, "lane weights", O, c->g.base.d_model), bias = SCRATCH(r, "lane biases", O),
+           u = SCRATCH(r, "lanes", r->batch->N, O);
+    lane_weights(r, c, &w->g, rows, bias);
     r->ops->linear_invariant(r, u, x, rows, bias);
     r->ops->decide(r, s->alpha, s->omega, kv->bias, kv->evicted, u, decide_of(c));
     arena_release(r->scratch, mark);
@@ -225,7 +230,7 @@ static void dmc_run(Run *r, const DmcCfg *c, const DmcW *dw, Tensor x, Kv *kv, S
            v = dmc_merges(c) ? s->v : made.v;
     bool all = r->in.n == r->out.n; /* otherwise queries have fewer rows */
     Projection p[] = {{k, w->wk, w->bk}, {v, w->wv, w->bv}, {q, w->wq, w->bq}};
-    r->ops->linear_many(r, 2 + all, p, x);
+    r->ops->linear_many(r, 2 + (all && c->g.heads), p, x);
     if (dmc_soft(c)) dmc_decisions(r, c, dw, x, kv, s);
     if (dmc_merges(c)) {
         Tensor past = history && carry_rows(c) ? kv_carry(history) : ABSENT,
@@ -239,6 +244,10 @@ static void dmc_run(Run *r, const DmcCfg *c, const DmcW *dw, Tensor x, Kv *kv, S
     else
         turn_k(r, c, made.k, r->in, 1);
     kv_settle(r, kv); /* carried rows keep their exact values */
+    if (!c->g.heads) {
+        arena_release(r->scratch, mark);
+        return;
+    }
     if (!all) r->ops->linear(r, q, wanted_rows(r, x), w->wq, w->bq);
     if (dmc_adapter(c))
         gqa_turn(r, &c->g, r->out, s->q, s->q_raw, s->q_rstd, w->nq);
@@ -262,16 +271,6 @@ static void dmc_extend(Run *r, const void *cfg, const void *w, Tensor x, Kv *kv,
     arena_release(r->scratch, mark);
 }
 
-/* The gradients of the adapter's decisions. dx is complete but for them. */
-static void adapter_backward(Run *r, const DmcCfg *c, const DmcW *w, DmcW *dw, const S *s, const Kv *dkv, Tensor x,
-                             Tensor dx) {
-    Mark mark = arena_mark(r->scratch);
-    Tensor du = SCRATCH(r, "d lanes", r->batch->N, c->g.kv_heads);
-    r->ops->zero(r, du);
-    r->ops->decide_backward(r, du, ABSENT, ABSENT, ABSENT, dkv->bias, s->alpha, ABSENT, decide_of(c));
-    r->ops->linear_backward(r, add_to(dx), dw->wd, dw->bd, du, x, w->wd);
-    arena_release(r->scratch, mark);
-}
 /* Add the decisions' gradients to the lanes of the heads that decide, and when merging to those of all query heads.
  * da, domega (N,G) are the gradients by alpha and omega, absent when evicting. dk and dq must hold nothing in those
  * places. */
@@ -291,25 +290,31 @@ static void decisions_backward(Run *r, const DmcCfg *c, const S *s, Tensor da, T
     arena_release(r->scratch, mark);
 }
 
+/* The gradients of queries, as they were projected, in scratch, and those of the rows by their own queries. */
+static Tensor queries_backward(Run *r, const DmcCfg *c, const GqaW *w, GqaW *dw, const Kv *kv, const KvInto *dkv,
+                               const S *s, Tensor dy) {
+    int N = r->in.n, H = c->g.heads, D = c->g.head_dim;
+    Tensor dout = SCRATCH(r, "d o", N, H, D), dq = SCRATCH(r, "d q", N, H, D);
+    r->ops->linear_backward(r, overwrite(dout), dw->wo, dw->bo, dy, s->o, w->wo);
+    r->ops->attend_backward(r, overwrite(dq), dkv, dout, s->q, kv, gqa_attn(&c->g), s->o, s->lse);
+    if (dmc_adapter(c)) return gqa_turn_back(r, &c->g, dw->nq, dq, s->q_raw, s->q_rstd, w->nq);
+    turn_q(r, c, dq, r->in, -1);
+    return dq;
+}
 static void dmc_backward(Run *r, const void *cfg, const void *w_, void *dw_, Tensor x, const Kv *kv, const KvInto *dkv,
                          const void *s_, Tensor dy, Into dx) {
     const DmcCfg *c = cfg;
     const GqaW *w = w_; /* of a DmcW, which begins with it */
     GqaW *dw = dw_;
     const S *s = s_;
-    int N = r->in.n, H = c->g.heads, G = c->g.kv_heads, D = c->g.head_dim;
+    int N = r->in.n, G = c->g.kv_heads, D = c->g.head_dim, n = 0;
     Mark mark = arena_mark(r->scratch);
-    Tensor dout = SCRATCH(r, "d o", N, H, D), dq = SCRATCH(r, "d q", N, H, D), dk = dkv->kv.k, dv = dkv->kv.v,
-           da = ABSENT, domega = ABSENT;
-    r->ops->linear_backward(r, overwrite(dout), dw->wo, dw->bo, dy, s->o, w->wo);
-    r->ops->attend_backward(r, overwrite(dq), dkv, dout, s->q, kv, gqa_attn(&c->g), s->o, s->lse);
-    if (dmc_adapter(c)) {
-        dq = gqa_turn_back(r, &c->g, dw->nq, dq, s->q_raw, s->q_rstd, w->nq);
+    Tensor dq = ABSENT, dk = dkv->kv.k, dv = dkv->kv.v, da = ABSENT, domega = ABSENT;
+    if (c->g.heads) dq = queries_backward(r, c, w, dw, kv, dkv, s, dy);
+    if (dmc_adapter(c))
         dk = gqa_turn_back(r, &c->g, dw->nk, dk, s->k_raw, s->k_rstd, w->nk);
-    } else {
-        turn_q(r, c, dq, r->in, -1);
+    else
         turn_k(r, c, dkv->kv.k, r->in, -1);
-    }
     if (dmc_merges(c)) {
         Tensor mean = SCRATCH(r, "mean k", N, G, D), z = SCRATCH(r, "Z", N, G);
         dk = SCRATCH(r, "d k", N, G, D), dv = SCRATCH(r, "d v", N, G, D);
@@ -321,10 +326,17 @@ static void dmc_backward(Run *r, const void *cfg, const void *w_, void *dw_, Ten
         r->ops->merge_backward(r, dv, da, domega, dkv->kv.v, s->v, kv->v, z, s->alpha, s->omega, c->window);
     }
     if (dmc_soft(c) && !dmc_adapter(c)) decisions_backward(r, c, s, da, domega, &dkv->kv, dk, dq);
-    Projection p[] = {{.w = w->wq}, {.w = w->wk}, {.w = w->wv}},
-               d[] = {{dq, dw->wq, dw->bq}, {dk, dw->wk, dw->bk}, {dv, dw->wv, dw->bv}};
-    r->ops->linear_many_backward(r, dx, 3, d, x, p);
-    if (dmc_adapter(c)) adapter_backward(r, c, w_, dw_, s, &dkv->kv, x, dx.t);
+    Projection p[4], d[4];
+    if (c->g.heads) p[n].w = w->wq, d[n++] = (Projection){dq, dw->wq, dw->bq};
+    p[n].w = w->wk, d[n++] = (Projection){dk, dw->wk, dw->bk};
+    p[n].w = w->wv, d[n++] = (Projection){dv, dw->wv, dw->bv};
+    if (dmc_adapter(c)) {
+        const DmcW *own = w_;
+        DmcW *down = dw_;
+        p[n].w = own->wd;
+        d[n++] = (Projection){adapter_backward(r, decide_of(c), &dkv->kv, s->alpha, x.dtype), down->wd, down->bd};
+    }
+    r->ops->linear_many_backward(r, dx, n, d, x, p);
     arena_release(r->scratch, mark);
 }
 
@@ -334,6 +346,7 @@ static double dmc_flops(const void *cfg, double context) {
     double mean = dmc_merges(c) ? 4.0 * (c->window ? c->window : 2) * c->g.kv_heads * c->g.head_dim : 0;
     return 4.0 * c->g.heads * c->g.head_dim * context + mean;
 }
+static bool dmc_publishes_only(const void *cfg) { return ((const DmcCfg *)cfg)->g.heads == 0; }
 
 const Mixer dmc_mixer = {
     .name = "dmc",
@@ -350,6 +363,7 @@ const Mixer dmc_mixer = {
     .backward = dmc_backward,
     .extend = dmc_extend,
     .flops = dmc_flops,
+    .publishes_only = dmc_publishes_only,
     .reports = dmc_reports,
     .stage_end = stage_end,
 };

@@ -1,5 +1,6 @@
 /* mla.c: the mixer mla: expanded and absorbed attention, forward, backward and extend. */
 #include "mla.h"
+#include "layers/dmc/adapter.h"
 #include "layers/parts.h"
 
 #define AT(member) offsetof(MlaCfg, member)
@@ -27,6 +28,11 @@ static const Key keys[] = {
     {"o_bias", KEY_BOOL, AT(o_bias), "false", 0, 0, "bias of the output projection", 0, 0},
     {"out_gate", KEY_BOOL, AT(out_gate), "false", 0, 0, "each head's output times a sigmoid of x, one for the head", 0,
      0},
+    {"evict", KEY_BOOL, AT(evict), "false", 0, 0,
+     "a projection of x decides about each token whether the latent before it is removed, `delay` positions later "
+     "(DMS)",
+     0, 0},
+    EVICT_KEYS(MlaCfg),
     {0},
 };
 #undef AT
@@ -39,12 +45,14 @@ typedef struct {
     Tensor wa, ba, nkv;  /* (r + G Dr, d) (r + G Dr) (r); owner only */
     Tensor wb, wo, bo;   /* (H (Dn+Dv), r) (d, H Dv) (d) */
     Tensor wg;           /* (H, d) of out_gate */
+    Tensor wd, bd;       /* (1, d) (1) of evict */
 } W;
 typedef struct {
     Tensor q, o, lse;   /* (M,H,Dn+Dr) as attended, (M,H,Dv), (M,H); M wanted rows */
     Tensor ql, ql_rstd; /* (M,q_rank) before its norm, (M) */
     Tensor u, rstd;     /* (N,r) before its norm, (N); owner with latent_norm only */
     Tensor gate;        /* (M,H) of out_gate, before the sigmoid */
+    Tensor alpha;       /* (N,1) of evict */
 } S;
 
 static int key_dim(const MlaCfg *c) { return c->nope_dim + c->rope_dim; }
@@ -66,11 +74,26 @@ static bool check_sizes(const MlaCfg *c, Err *e) {
                          c->v_dim, 1 << 20);
     return true;
 }
+static bool check_evict(MlaCfg *c, Err *e) {
+    if (c->delay && !c->evict)
+        return err_input(e, "delay: %d positions, but no latent is removed; set evict: true or leave delay out",
+                         c->delay);
+    if (c->evict && !c->base.owner)
+        return err_input(e, "evict: this layer reads another's latents (kv_from), and the layer that makes them "
+                            "decides; give the two layers different kinds");
+    if (c->evict && c->window)
+        return err_input(e,
+                         "evict: not together with a window (%d), which removes latents by their age; set one of "
+                         "them",
+                         c->window);
+    if (c->gain == 0) c->gain = EVICT_GAIN;
+    return true;
+}
 static bool mla_check(void *cfg, Err *e) {
     MlaCfg *c = cfg;
     bool turns = c->rope.type != ROPE_NONE;
     if (!c->v_dim) c->v_dim = c->nope_dim;
-    if (!check_sizes(c, e)) return false;
+    if (!check_sizes(c, e) || !check_evict(c, e)) return false;
     if (turns && !c->rope_dim)
         return err_input(e, "rope_dim: 0 leaves nothing to rotate; expected an even number, or `rope: none`");
     if (turns && c->rope_dim % 2)
@@ -106,6 +129,7 @@ static void mla_weights(const void *cfg, void *w_, Fields *f) {
         field(f, &w->wa, "kv_a_proj_with_mqa.weight", 0, A, d);
         if (c->a_bias) field(f, &w->ba, "kv_a_proj_with_mqa.bias", bias, A);
         if (c->latent_norm) field(f, &w->nkv, "kv_a_layernorm.weight", gain, c->kv_rank);
+        if (c->evict) adapter_fields(f, &w->wd, &w->bd, 1, d);
     }
     if (!c->heads) return;
     field(f, &w->wb, "kv_b_proj.weight", 0, c->heads * up_dim(c), c->kv_rank);
@@ -129,6 +153,7 @@ static void mla_buffers(const MlaCfg *c, int N, int M, S *s, Fields *f) {
         field(f, &s->u, "u", 0, N, c->kv_rank);
         field(f, &s->rstd, "rstd", FIELD_F32, N);
     }
+    if (c->evict) field(f, &s->alpha, "alpha", FIELD_F32, N, 1);
 }
 static void mla_saved(const void *cfg, int N, void *s, Fields *f) { mla_buffers(cfg, N, N, s, f); }
 
@@ -140,7 +165,12 @@ static void mla_rows(const void *cfg, KvShape *s) {
                    .alias = true,
                    .window = c->window,
                    .sinks = c->sinks,
-                   .heads = c->window ? 0 : c->heads};
+                   .evicts = c->evict,
+                   .delay = c->delay,
+                   .heads = c->window || c->evict ? 0 : c->heads};
+}
+static Decide decide_of(const MlaCfg *c) {
+    return (Decide){.gain = c->gain, .offset = c->offset, .temperature = c->temperature, .group = 1};
 }
 /* Forward, backward and both forms of reading must use the same pattern. */
 static AttnSpec mla_attn(const MlaCfg *c) {
@@ -174,14 +204,20 @@ static void mla_latents(Run *r, const MlaCfg *c, const W *w, Tensor x, Kv *kv, S
         r->ops->rope(r, k, &c->k_turn, r->in, 1);
         r->ops->columns(r, rows, rank, tensor_rows(k, ropes), 0, ropes);
     }
+    if (c->evict) adapter_decide(r, w->wd, w->bd, decide_of(c), x, kv, s->alpha);
     kv_settle(r, kv);
     arena_release(r->scratch, mark);
 }
-/* The gradients of the latents. dk (N, r + G Dr), the gradient of the rows, is only read. d and p receive the products
+/* The gradients of the latents and of the decisions about them. The gradients of the rows, dkv, are only read. d and p receive the products
  * that still have to be done for x, in scratch; returns how many. */
-static int latents_backward(Run *r, const MlaCfg *c, const W *w, W *dw, Dtype dtype, Tensor dk, const S *s,
+static int latents_backward(Run *r, const MlaCfg *c, const W *w, W *dw, Dtype dtype, const Kv *dkv, const S *s,
                             Projection *d, Projection *p) {
-    int N = r->in.n, rank = c->kv_rank, ropes = rope_width(c);
+    int N = r->in.n, rank = c->kv_rank, ropes = rope_width(c), n = 0;
+    Tensor dk = dkv->k;
+    if (c->evict) {
+        p[n].w = w->wd;
+        d[n++] = (Projection){adapter_backward(r, decide_of(c), dkv, s->alpha, dtype), dw->wd, dw->bd};
+    }
     Tensor g = SCRATCH_OF(r, "d latent", dtype, N, rank);
     r->ops->columns(r, g, 0, dk, 0, rank);
     if (c->latent_norm) {
@@ -189,14 +225,14 @@ static int latents_backward(Run *r, const MlaCfg *c, const W *w, W *dw, Dtype dt
         r->ops->rmsnorm_backward(r, overwrite(du), dw->nkv, g, s->u, w->nkv, s->rstd);
         g = du;
     }
-    p[0].w = tensor_part(w->wa, 0, rank);
-    d[0] = (Projection){g, tensor_part(dw->wa, 0, rank), tensor_part(dw->ba, 0, rank)};
-    if (!ropes) return 1;
+    p[n].w = tensor_part(w->wa, 0, rank);
+    d[n++] = (Projection){g, tensor_part(dw->wa, 0, rank), tensor_part(dw->ba, 0, rank)};
+    if (!ropes) return n;
     Tensor k = rope_keys_of(r, c, N, dk, dtype);
     r->ops->rope(r, k, &c->k_turn, r->in, -1);
-    p[1].w = tensor_part(w->wa, rank, ropes);
-    d[1] = (Projection){k, tensor_part(dw->wa, rank, ropes), tensor_part(dw->ba, rank, ropes)};
-    return 2;
+    p[n].w = tensor_part(w->wa, rank, ropes);
+    d[n++] = (Projection){k, tensor_part(dw->wa, rank, ropes), tensor_part(dw->ba, rank, ropes)};
+    return n;
 }
 
 /* The input of the query projection: x, or its latent; rstd is written if there is a norm. */
@@ -234,19 +270,22 @@ static Projection queries_backward(Run *r, const MlaCfg *c, const W *w, W *dw, T
 
 /* ---- expanded ---------------------------------------------------------------------------------------------------- */
 
-static KvShape expanded_shape(const MlaCfg *c) {
-    return (KvShape){.lanes = c->heads, .kdim = key_dim(c), .vdim = c->v_dim};
+/* Of a row that a decision removes every head sees the same mask. */
+static KvShape expanded_shape(const MlaCfg *c, const KvShape *rows) {
+    return (
+        KvShape){.lanes = c->heads, .kdim = key_dim(c), .vdim = c->v_dim, .evicts = rows->evicts, .delay = rows->delay};
 }
 /* The keys and values of every head for all rows of the pass, in scratch, with the rows' dtype; *latent: their first
  * factor (N,r). */
 static Kv mla_expand(Run *r, const MlaCfg *c, const W *w, const Kv *kv, Tensor *latent) {
     int N = r->batch->N, H = c->heads;
     Dtype dtype = kv->k.dtype;
-    KvShape shape = expanded_shape(c);
+    KvShape shape = expanded_shape(c, &kv->s);
     Fields place = arena_placer(r->scratch);
     Kv e = {0};
     place.acts_bf16 = dtype == BF16;
     kv_fields(&shape, N, &e, &place);
+    if (e.s.evicts) r->ops->columns(r, tensor_rows(e.bias, 1), 0, kv->bias, 0, 1);
     *latent = SCRATCH_OF(r, "latents", dtype, N, c->kv_rank);
     r->ops->columns(r, *latent, 0, kv->k, 0, c->kv_rank);
     Mark mark = arena_mark(r->scratch);
@@ -268,17 +307,23 @@ static void attend_expanded(Run *r, const MlaCfg *c, const W *w, const Kv *kv, S
     r->ops->attend(r, s->o, s->lse, s->q, &e, mla_attn(c), merge);
     arena_release(r->scratch, mark);
 }
-/* Overwrite the gradients of queries; put those of the rows in kv into dk, and add to those of Wb. Sums for dk have its
- * dtype: they are rounded if nothing else adds to it. */
+/* Overwrite the gradients of queries; put those of the rows in kv into dkv, and add to those of Wb. Sums for keys have
+ * their dtype: they are rounded if nothing else adds to them. The gradient of a row's mask is the sum over heads. */
 static void mla_attend_backward(Run *r, const MlaCfg *c, const W *w, W *dw, const Kv *kv, const S *s, Tensor dout,
-                                Tensor dq, Into dk) {
+                                Tensor dq, const KvInto *dkv) {
     Mark mark = arena_mark(r->scratch);
     int N = r->in.n, H = c->heads;
+    Into dk = keys_into(dkv);
     Tensor latent;
     Kv e = mla_expand(r, c, w, kv, &latent), de = {.s = e.s};
     de.k = SCRATCH_OF(r, "d keys", e.k.dtype, N, H, key_dim(c));
     de.v = SCRATCH_OF(r, "d values", e.v.dtype, N, H, c->v_dim);
+    if (e.s.evicts) {
+        de.bias = SCRATCH(r, "d masks", N, H);
+        r->ops->zero(r, de.bias);
+    }
     r->ops->attend_backward(r, overwrite(dq), &(KvInto){de, true}, dout, s->q, &e, mla_attn(c), s->o, s->lse);
+    if (e.s.evicts) r->ops->columns_backward(r, add_to(dkv->kv.bias), 0, tensor_rows(de.bias, 1), 0, 1);
     Tensor dup = SCRATCH_OF(r, "d keys and values", e.k.dtype, N, H, up_dim(c)),
            dlatent = SCRATCH_OF(r, "d latents", dk.t.dtype, N, c->kv_rank);
     r->ops->columns(r, dup, 0, de.k, 0, c->nope_dim);
@@ -417,7 +462,7 @@ static void mla_backward(Run *r, const void *cfg, const void *w_, void *dw_, Ten
     W *dw = dw_;
     const S *s = s_;
     Mark mark = arena_mark(r->scratch);
-    Projection d[4], p[4];
+    Projection d[5], p[5];
     int n = 0;
     if (c->heads) {
         int N = r->in.n, H = c->heads;
@@ -428,12 +473,12 @@ static void mla_backward(Run *r, const void *cfg, const void *w_, void *dw_, Ten
             d[n] = (Projection){dgate, dw->wg, ABSENT};
             p[n++].w = w->wg;
         }
-        mla_attend_backward(r, c, w, dw, kv, s, dout, dq, keys_into(dkv));
+        mla_attend_backward(r, c, w, dw, kv, s, dout, dq, dkv);
         d[n] = queries_backward(r, c, w, dw, x, dq, s);
         p[n++].w = c->q_rank ? w->wqa : w->wq;
     }
     /* the owner's backward runs last: dkv holds the sum of all readers' parts */
-    if (c->base.owner) n += latents_backward(r, c, w, dw, x.dtype, dkv->kv.k, s, d + n, p + n);
+    if (c->base.owner) n += latents_backward(r, c, w, dw, x.dtype, &dkv->kv, s, d + n, p + n);
     r->ops->linear_many_backward(r, dx, n, d, x, p);
     arena_release(r->scratch, mark);
 }
@@ -449,6 +494,7 @@ static double decode_flops(const void *cfg, double context) {
     const MlaCfg *c = cfg;
     return 2.0 * c->heads * (2.0 * c->kv_rank + rope_width(c)) * mla_seen(c, context);
 }
+static bool mla_reports(const void *cfg) { return ((const MlaCfg *)cfg)->evict; }
 static bool mla_publishes_only(const void *cfg) { return ((const MlaCfg *)cfg)->heads == 0; }
 
 const Mixer mla_mixer = {
@@ -468,5 +514,6 @@ const Mixer mla_mixer = {
     .flops = mla_flops,
     .decode_flops = decode_flops,
     .publishes_only = mla_publishes_only,
+    .reports = mla_reports,
     .takes_bf16 = true,
 };

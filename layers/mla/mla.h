@@ -20,6 +20,10 @@
  * for each of its key heads). A layer whose kv_from names another layer reads that layer's latents through its own Wb;
  * heads = 0 publishes.
  *
+ * evict: u_t = Wd x_t + bd decides, as an adapter of dmc (layers/dmc/dmc.h), about the one lane. The mask of row j,
+ * [i - j > delay] log(1 - alpha_j+1), is added to s_ij of every head, in both forms, here and in layers that read the
+ * latents.
+ *
  * Sources: arXiv:2405.04434 section 2.1, arXiv:2412.19437; deepseek-ai/DeepSeek-V3 inference/model.py; names and the
  * norms' eps of 1e-6: transformers modeling_deepseek_v3; out_gate: transformers modeling_bailing_hybrid. */
 #pragma once
@@ -29,8 +33,10 @@ typedef struct {
     LayerCfg base;
     int heads, q_rank, kv_rank, nope_dim, rope_dim, v_dim, rope_heads, window, sinks;
     RopeCfg rope;
-    bool latent_norm, q_latent_norm, a_bias, q_bias, o_bias, out_gate;
-    Rope q_turn, k_turn; /* derived */
+    bool latent_norm, q_latent_norm, a_bias, q_bias, o_bias, out_gate, evict;
+    int delay;
+    double temperature, offset, gain; /* of evict; gain 0: EVICT_GAIN */
+    Rope q_turn, k_turn;              /* derived */
 } MlaCfg;
 extern const Mixer mla_mixer;
 

@@ -1,6 +1,7 @@
 /* test_dmc.c: DMC and DMS against the golden vectors of an independent implementation, against plain attention, and
  * what they make of the cache. The generic suites run on their models in zoo.c. */
 #include "layers/dmc/dmc.h"
+#include "layers/mla/mla.h"
 #include "model/cost.h"
 #include "ops/backend.h"
 #include "tests/lib/rig.h"
@@ -441,16 +442,17 @@ Test(dmc, decisions_of_the_zoo) {
         cr_assert(model_extend_reserve(&m, &work, &c, ZOO_ROWS, ZOO_ROWS, ZOO_SEQS, &e), "%s", e.msg);
         for (int l = 0; l < m.L; l++) {
             if (!m.layer[l].owner || !m.layer[l].rows.evicts) continue;
-            DmcCfg *d = m.layer[l].cfg;
-            double at = d->offset;
+            void *own = m.layer[l].cfg;
+            double *offset = m.layer[l].kind->mixer == &mla_mixer ? &((MlaCfg *)own)->offset : &((DmcCfg *)own)->offset,
+                   at = *offset;
             int K = m.layer[l].rows.lanes;
             decided(&m, &work, &c, &p, l, evicted);
             for (int side = -1; side <= 1; side += 2) {
-                d->offset = at + side * 1e-3;
+                *offset = at + side * 1e-3;
                 decided(&m, &work, &c, &p, l, moved);
                 CHECK_BYTES(zoo[i].name, moved, evicted, (size_t)(p.b.N * K) * sizeof(real));
             }
-            d->offset = at;
+            *offset = at;
             for (int r = 0; r < p.b.N * K; r++) {
                 taken += evicted[r] != 0, all += p.first[r / K] != r / K;
                 want[2 * p.of[r / K]] += (double)evicted[r], want[2 * p.of[r / K] + 1]++;

@@ -30,6 +30,7 @@
     "},\"b\":{\"mixer\":\"gqa\",\"heads\":4,\"kv_heads\":2,\"head_dim\":4},"                                     \
     "\"c\":{\"mixer\":\"gqa\",\"heads\":2,\"kv_heads\":2,\"head_dim\":4,\"window\":3,\"sinks\":1}},"             \
     "\"pattern\":[\"a\",\"b\",\"c\",\"a\"],\"kv_from\":{\"1\":0,\"2\":0}}"
+#define EVICT "\"evict\":true,\"offset\":0.3,\"temperature\":0.5,\"gain\":1.5"
 const Animal zoo[] = {
     {"mha", ONE("\"heads\":3")},
     {"gqa", ONE("\"heads\":4,\"kv_heads\":2,\"head_dim\":4")},
@@ -299,6 +300,26 @@ const Animal zoo[] = {
          "\"gain\":1,\"qk_norm\":true,\"rope_dims\":4,\"qkv_bias\":true")},
     {"dmc read by others", READ("\"window\":2")},
     {"dms read by others", READ("\"action\":\"evict\",\"delay\":1,\"gain\":1")},
+    {"dms, rows published for others, qk norm",
+     "{" SHAPE
+     ",\"layers\":4,\"tied\":true,\"kinds\":{\"w\":{\"mixer\":\"gqa\",\"heads\":4,\"kv_heads\":2,\"head_dim\":4,"
+     "\"window\":3},\"p\":{\"mixer\":\"dmc\",\"heads\":0,\"kv_heads\":2,\"head_dim\":4,\"action\":\"evict\","
+     "\"decide\":\"adapter\",\"delay\":1,\"offset\":0.3,\"temperature\":0.5,\"gain\":1.5,\"qk_norm\":true,"
+     "\"qkv_bias\":true},\"r\":{\"mixer\":\"gqa\",\"heads\":4,\"kv_heads\":2,\"head_dim\":4,\"qk_norm\":true},"
+     "\"c\":{\"mixer\":\"gqa\",\"heads\":2,\"kv_heads\":2,\"head_dim\":4,\"window\":4,\"sinks\":1}},"
+     "\"pattern\":[\"w\",\"p\",\"r\",\"c\"],\"kv_from\":{\"2\":1,\"3\":1}}"},
+    {"mla, evicts", MLA("\"heads\":3,\"kv_rank\":5,\"nope_dim\":4,\"rope_dim\":2,\"v_dim\":3,\"delay\":2," EVICT)},
+    {"mla, evicts at once, rope heads, query latent, gate",
+     MLA("\"heads\":4,\"kv_rank\":12,\"q_rank\":6,\"nope_dim\":1,\"rope_dim\":2,\"rope_heads\":2,\"v_dim\":2,"
+         "\"a_bias\":true,\"out_gate\":true," EVICT)},
+    {"mla, latents that evict, published and shared",
+     "{" SHAPE
+     ",\"layers\":6,\"tied\":true,\"kinds\":{\"a\":{\"mixer\":\"mla\",\"heads\":3,\"kv_rank\":10,\"nope_dim\":2,"
+     "\"rope_dim\":2,\"v_dim\":1,\"delay\":1," EVICT
+     "},\"b\":{\"mixer\":\"mla\",\"heads\":2,\"kv_rank\":10,\"q_rank\":4,\"nope_dim\":3,\"rope_dim\":2},"
+     "\"c\":{\"mixer\":\"mla\",\"heads\":2,\"kv_rank\":10,\"nope_dim\":2,\"rope_dim\":2,\"window\":4,\"sinks\":1},"
+     "\"p\":{\"mixer\":\"mla\",\"heads\":0,\"kv_rank\":10,\"rope_dim\":2,\"delay\":3," EVICT
+     "}},\"pattern\":[\"a\",\"b\",\"c\",\"p\",\"b\",\"c\"],\"kv_from\":{\"1\":0,\"2\":0,\"4\":3,\"5\":3}}"},
 };
 int zoo_count(void) { return (int)(sizeof zoo / sizeof *zoo); }
 int zoo_find(const char *name) {
