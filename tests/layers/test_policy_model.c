@@ -216,8 +216,9 @@ static void guesses(ModelCase *c, const int *tok, Result *r) {
 }
 /* Choices that a rounding may turn: experts, decisions; without positions equal tokens have equal keys; and behind
  * QK-norm, whose factors begin as ones, all keys have one norm. */
-static bool rounding_turns(const char *json, const PolicyCfg *p) {
-    return strstr(json, "\"moe\"") || strstr(json, "\"dmc\"") || strstr(json, "\"rope\":\"none\"") ||
+static bool rounding_turns(const Animal *a, const PolicyCfg *p) {
+    const char *json = a->json;
+    return strstr(json, "\"moe\"") || zoo_decides(a) || strstr(json, "\"rope\":\"none\"") ||
            (p->of == &policy_knorm && strstr(json, "\"qk_norm\":true"));
 }
 
@@ -297,7 +298,7 @@ Test(policy_model, cuts_forks_and_guesses_change_nothing, .timeout = 400) {
             const int every = (k + i) % 2 ? EVERY : 0;
             PolicyCfg p = settings(policy_text(k), false, every);
             if (REAL == F32) p.coded = 0; /* a rounding turns a code */
-            if (rounding_turns(zoo[i].json, &p) || !open_case(&c, i, &p)) continue;
+            if (rounding_turns(&zoo[i], &p) || !open_case(&c, i, &p)) continue;
             const int V = c.cfg.vocab;
             const size_t n = (size_t)(T * V);
             Result want = result_new(V), got = result_new(V);

@@ -322,6 +322,7 @@ const Animal zoo[] = {
      "}},\"pattern\":[\"a\",\"b\",\"c\",\"p\",\"b\",\"c\"],\"kv_from\":{\"1\":0,\"2\":0,\"4\":3,\"5\":3}}"},
 };
 int zoo_count(void) { return (int)(sizeof zoo / sizeof *zoo); }
+bool zoo_decides(const Animal *a) { return strstr(a->json, "\"dmc\"") || strstr(a->json, "\"evict\":true"); }
 int zoo_find(const char *name) {
     int i = 0;
     while (i < zoo_count() && strcmp(zoo[i].name, name)) i++;

@@ -9,6 +9,8 @@ typedef struct {
 extern const Animal zoo[];
 int zoo_count(void);
 int zoo_find(const char *name);
+/* A mixer of it decides which rows its cache keeps: rounding may turn a decision, and training draws them. */
+bool zoo_decides(const Animal *);
 /* Parse and open; initial weights by seed, larger than a user's so that every nonlinearity is felt; a third of the way
  * into a stage of training. Workspace NULL: no passes. */
 void zoo_open(const Animal *, ModelCfg *, Model *, Workspace *, Device **, ModelOpts);

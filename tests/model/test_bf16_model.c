@@ -37,6 +37,10 @@ static const Animal herd[] = {
     {"mamba2", "{" WIDE ",\"tied\":true" SWIGLU OF("mamba2", "\"heads\":4,\"head_dim\":32,\"state_size\":16") "}"},
     {"dmc", "{" WIDE ",\"tied\":true" SWIGLU OF("dmc", "\"heads\":4,\"kv_heads\":2,\"head_dim\":16,\"offset\":0.3,"
                                                        "\"temperature\":0.5") "}"},
+    {"dms", "{" WIDE ",\"tied\":true" SWIGLU OF("dmc", "\"heads\":32,\"head_dim\":2,\"action\":\"evict\","
+                                                       "\"decide\":\"adapter\",\"delay\":3") "}"},
+    {"dms latents", "{" WIDE ",\"tied\":true" SWIGLU OF("mla", "\"heads\":4,\"kv_rank\":40,\"nope_dim\":16,"
+                                                               "\"rope_dim\":8,\"evict\":true,\"delay\":3") "}"},
 };
 enum { HERD = sizeof herd / sizeof *herd, T = 40, B = 11 /* more than an op takes for few */ };
 
@@ -94,6 +98,7 @@ static void see_taken(Fields *f, Tensor *t, const char *path, unsigned flags) {
     Taken *x = f->ctx;
     bool matrix = t->rank == 2 && tensor_count(*t) >= BF16_LEAST && !(flags & (FIELD_F32 | FIELD_INVARIANT));
     cr_assert(t->dtype == (matrix ? BF16 : F32), "%s is %s", path, dtype_name(t->dtype));
+    cr_assert(!strstr(path, "decide_proj") || t->dtype == F32, "%s is %s: it decides", path, dtype_name(t->dtype));
     *(matrix ? &x->is_bf16 : &x->wide) += tensor_count(*t);
     x->bytes += (tensor_count(*t) * (matrix ? 2 : 4) + 63) / 64 * 64 + 64;
 }
@@ -137,7 +142,7 @@ Test(bf16_model, logits_beside_f32) {
             all_logits(&b, tok, piece, got);
             double off = distance(got, want, n);
             if (getenv("CHECK_VERBOSE")) fprintf(stderr, "%-8s pieces of %d: %.2e\n", herd[k].name, piece, off);
-            bool decides = !strcmp(herd[k].name, "dmc") || !strcmp(herd[k].name, "moe");
+            bool decides = !strncmp(herd[k].name, "dm", 2) || !strcmp(herd[k].name, "moe");
             cr_assert(off > 1e-5 && (decides || off <= 2e-2), "%s, pieces of %d: %.3g", herd[k].name, piece, off);
         }
         free(got), free(want);
@@ -286,7 +291,7 @@ Test(bf16_model, every_instruction_set_decodes) {
             if (!want) want = xcalloc(n, sizeof *want), got = xcalloc(n, sizeof *got);
             tokens(tok, T, b.cfg.vocab, 11);
             all_logits(&b, tok, 3, i ? got : want);
-            bool decides = !strcmp(herd[k].name, "dmc") || !strcmp(herd[k].name, "moe");
+            bool decides = !strncmp(herd[k].name, "dm", 2) || !strcmp(herd[k].name, "moe");
             if (i && !decides) {
                 double off = distance(got, want, n);
                 cr_assert(off <= 1e-2, "%s: %s is %.3g from %s", herd[k].name, f[i].name, off, f[0].name);

@@ -409,7 +409,7 @@ static double middle(const double x[DRAWS]) { return fmax(fmin(x[0], x[1]), fmin
 static void models_beside(int how) {
     for (int k = 0; k < zoo_count(); k++) {
         double times[DRAWS] = {0};
-        if (strstr(zoo[k].json, "\"moe\"") || strstr(zoo[k].json, "\"dmc\"")) continue;
+        if (strstr(zoo[k].json, "\"moe\"") || zoo_decides(&zoo[k])) continue;
         for (int i = 0; i < draws_of(&zoo[k]); i++) {
             Beside a = {0}, b = {0}, c = {0};
             double off, off_loss, minds, minds_loss;

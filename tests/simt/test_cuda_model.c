@@ -162,8 +162,7 @@ static uint64_t kinds_of(const char *json) { /* NULL: all that there are */
 }
 static bool turn_of(Turns *t, int i, int half) {
     uint64_t kinds = kinds_of(zoo[i].json);
-    bool decides =
-        strstr(zoo[i].json, "\"mixer\":\"dmc\""); /* the host and the device share its cache's work: always */
+    bool decides = zoo_decides(&zoo[i]); /* the host and the device share its cache's work: always */
     if (i % 2 != half && !decides && !(kinds & ~t->met)) return false;
     t->met |= kinds;
     return true;

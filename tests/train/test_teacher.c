@@ -171,7 +171,7 @@ Test(teacher, of_itself) {
         for (int k = 0; k < w.n; k++) memcpy(w.t[k].p, t.t[k].p, tensor_bytes(w.t[k]));
         teach(c, &c->p);
         model_zero_grad(&c->m);
-        bool noisy = strstr(zoo[i].json, "\"dmc\"") != NULL; /* decisions are drawn while training */
+        bool noisy = zoo_decides(&zoo[i]); /* decisions are drawn while training */
         double loss = learn(c, &c->p, c->g);
         cr_assert(noisy || loss == 0, "%s: loss %g", zoo[i].name, loss);
         list_of(&c->m, &c->m.g, &g);
