@@ -98,6 +98,7 @@ void gguf_rope_keys(Gguf *, const RopeCfg *, const Rope *, bool mla, int max_pos
 /* The first setting but window and rotation in which two layers differ; NULL: none. */
 const char *gguf_gqa_differs(const GqaCfg *, const GqaCfg *);
 bool gguf_turns_alike(const GqaCfg *, const GqaCfg *);
+bool gguf_rows_stay(const Model *, Err *);    /* no layer evicts rows */
 bool gguf_mixers_alike(const Model *, Err *); /* one mixer, gqa or mla, without kv_from */
 /* Count the first layers without experts, and refuse other feed-forward parts that differ. */
 bool gguf_feeds_alike(GgufArch *, const Model *, Err *);

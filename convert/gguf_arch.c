@@ -37,11 +37,22 @@ static bool experts_known(const MoeCfg *c, Err *e) {
     return true;
 }
 
+/* Formats have no place for what decides about rows. */
+bool gguf_rows_stay(const Model *m, Err *e) {
+    for (int l = 0; l < m->L; l++)
+        if (m->layer[l].rows.evicts)
+            return gguf_no(e,
+                           "layer %d evicts rows of the cache (mixer %s); --to gqa or --to mla gives a model that "
+                           "keeps them",
+                           l, m->layer[l].kind->mixer->name);
+    return true;
+}
 /* One mixer in all layers, which reads its own rows. */
 bool gguf_mixers_alike(const Model *m, Err *e) {
     const Layer *first = &m->layer[0];
     const char *mixer = first->kind->mixer->name;
     if (strcmp(mixer, "gqa") && strcmp(mixer, "mla")) return gguf_no(e, "mixer %s", mixer);
+    if (!gguf_rows_stay(m, e)) return false;
     for (int l = 1; l < m->L; l++) {
         const Layer *y = &m->layer[l];
         if (!y->owner) return gguf_no(e, "kv_from: layer %d reads the keys and values of layer %d", l, y->kv_from);

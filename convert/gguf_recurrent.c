@@ -261,7 +261,7 @@ static bool kda_any(GgufArch *a, const Model *m, Err *e) {
 
 bool gguf_recurrent_arch(GgufArch *a, const Model *m, const char *type, Err *e) {
     *a = (GgufArch){0};
-    if (!recurrent_common(m, e)) return false;
+    if (!recurrent_common(m, e) || !gguf_rows_stay(m, e)) return false;
     if (layers_of(m, "mamba2")) return mamba_any(a, m, e);
     return layers_of(m, "gdn") ? gdn_qwen(a, m, type, e) : kda_any(a, m, e);
 }

@@ -6,6 +6,8 @@ const GqaCfg *job_gqa(const Model *m, int l) {
     return m->layer[l].kind->mixer == mixer_find("gqa") ? m->layer[l].cfg : NULL;
 }
 
+const MlaCfg *job_mla(const Model *m, int l) { return m->layer[l].kind->mixer == &mla_mixer ? m->layer[l].cfg : NULL; }
+
 json_t *job_kind(json_t *model, const char *mixer, json_t *after) {
     const char *name;
     json_t *kind, *kinds = json_object_get(model, "kinds");

@@ -3,6 +3,7 @@
 #pragma once
 #include "model/config/schema.h"
 #include "layers/gqa/gqa.h"
+#include "layers/mla/mla.h"
 #include "convert.h"
 #include "flow.h"
 #include "recipe.h"
@@ -85,5 +86,6 @@ bool job_interrupted(Err *);
 /* What a model costs, with tensors of that many values and bytes. */
 ConvertSize job_size(const Model *, size_t params, size_t bytes);
 const GqaCfg *job_gqa(const Model *, int l); /* settings of a layer whose mixer is gqa; NULL: another mixer */
+const MlaCfg *job_mla(const Model *, int l); /* of one whose mixer is mla */
 /* Every kind of the settings whose mixer is `mixer`; NULL after the last. Start with NULL. */
 json_t *job_kind(json_t *model, const char *mixer, json_t *after);

@@ -33,16 +33,19 @@ void kind_split(json_t *model, const char *name, const char *suffix, const bool 
 }
 
 bool layers_chosen(const Job *j, const Ints *keep, int every, bool convert[LAYERS_MAX], Err *e) {
+    return layers_chosen_of(j, keep, every, false, convert, e);
+}
+bool layers_chosen_of(const Job *j, const Ints *keep, int every, bool latents, bool convert[LAYERS_MAX], Err *e) {
     int n = 0;
     for (int i = 0; i < keep->n; i++)
         if (keep->v[i] >= j->a.L) return err_input(e, "keep: expected layers 0 to %d, got %d", j->a.L - 1, keep->v[i]);
     for (int l = 0; l < j->a.L; l++) {
-        convert[l] = job_gqa(&j->a, l) && !(every && l % every == every - 1);
+        convert[l] = (job_gqa(&j->a, l) || (latents && job_mla(&j->a, l))) && !(every && l % every == every - 1);
         for (int i = 0; i < keep->n; i++) convert[l] &= keep->v[i] != l;
         n += convert[l];
     }
-    return n || err_input(e, "--to %s: no layer of mixer gqa is left to convert (layer 0 is %s)", j->target->name,
-                          j->a.layer[0].kind->mixer->name);
+    return n || err_input(e, "--to %s: no layer of mixer gqa%s is left to convert (layer 0 is %s)", j->target->name,
+                          latents ? " or mla" : "", j->a.layer[0].kind->mixer->name);
 }
 
 bool gqa_unscaled(const Job *j, int l, Err *e) {

@@ -11,6 +11,8 @@ void kind_split(json_t *model, const char *name, const char *suffix, const bool 
 /* Chooses the layers to convert: gqa ones without those in `keep`, and without every `every`-th (0: none). False:
  * `keep` names no layer, or no layer is left to convert. */
 bool layers_chosen(const Job *, const Ints *keep, int every, bool convert[LAYERS_MAX], Err *);
+/* The same with those of mla if `latents`. */
+bool layers_chosen_of(const Job *, const Ints *keep, int every, bool latents, bool convert[LAYERS_MAX], Err *);
 /* Refuses what a target does not support: QK-norm; rows that other layers read or that are another's (`shared`); a
  * window. */
 bool gqa_plain(const Job *, int l, bool norm, bool shared, bool window, Err *);

@@ -67,12 +67,30 @@ static bool rank_plan(Job *j, const Cfg *c, int l, Err *e) {
                      c->rank);
 }
 
+/* Layers of latents lose the projections that decide. True: there were some. */
+static const char stayed[] = "latents that were evicted stay";
+static bool latents_stay(const Job *j, json_t *model) {
+    bool any = false;
+    for (int l = 0; l < j->a.L; l++) any |= job_mla(&j->a, l) && job_mla(&j->a, l)->evict;
+    for (json_t *k = NULL; any && (k = job_kind(model, "mla", k));) {
+        static const char *const keys_of[] = {"evict", "delay", "temperature", "offset", "gain"};
+        for (int i = 0; i < 5; i++) json_object_del(k, keys_of[i]);
+    }
+    return any;
+}
+
 static bool mla_plan(Job *j, json_t *model, Err *e) {
     Cfg *c = j->cfg;
     bool convert[LAYERS_MAX];
     c->layer = -1;
     j->together = 2;
     if (c->rope && !c->rank) return err_input(e, "rope: needs rank; without it all elements keep their rotation");
+    const bool stay = latents_stay(j, model);
+    if (stay && !c->rank && !layers_chosen(j, &(Ints){0}, 0, convert, NULL)) {
+        snprintf(j->report->rule, sizeof j->report->rule, "mla: latents without the projections that evicted them");
+        snprintf(j->report->note, sizeof j->report->note, "%s", stayed);
+        return true;
+    }
     if (!layers_chosen(j, &(Ints){0}, 0, convert, e)) return false;
     for (int l = 0; l < j->a.L; l++) {
         const GqaCfg *g = job_gqa(&j->a, l);
@@ -101,8 +119,9 @@ static bool mla_plan(Job *j, json_t *model, Err *e) {
                              "window", g->window, "sinks", g->sinks, "rope", json_object_get(kind, "rope"),
                              "latent_norm", 0, "a_bias", biased, "q_bias", biased, "o_bias", g->o_bias));
     }
-    j->exact = j->moves = !c->rank;
+    j->exact = j->moves = !c->rank && !stay;
     j->calibrates = c->rank;
+    if (stay) snprintf(j->report->note, sizeof j->report->note, "%s", stayed);
     if (c->rank)
         snprintf(j->report->rule, sizeof j->report->rule, "mla rank=%d rope=%d", c->rank,
                  split_of(c, kind_gqa(j, j->a.layer[0].kind->name)).Dr);

@@ -295,6 +295,7 @@ static void fold_layer(Job *j, int l) {
                                             "self_attn.v_proj.weight",
                                             "self_attn.q_a_proj.weight",
                                             "self_attn.kv_a_proj_with_mqa.weight",
+                                            "self_attn.decide_proj.weight",
                                             NULL},
                              *const mlp[] = {"mlp.gate_proj.weight", "mlp.up_proj.weight", NULL};
     same_fold(j, l, "input_layernorm.weight", attention);

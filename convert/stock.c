@@ -6,8 +6,9 @@
  * keys are as long as values. Merged rows (dmc): the same projections without the decision channel of each head, or
  * without the adapter that decided.
  * Exact before anything merges (phase zero) and without a rotation, which mixes the channel with its partner; else rows
- * separate. A window as long as the model's positions hides nothing and goes. A layer that reads the keys and
- * values of another has none of its own: those are made of the other's input, which no projection of its own gives. */
+ * separate. Rows that were evicted stay. A window as long as the model's positions hides nothing and goes. A gqa layer
+ * that reads the keys and values of another reads them as before. One that reads another's latents has none of its own:
+ * they are made of the other's input, which no projection of its own gives. */
 #include "stock.h"
 #include "layers/dmc/dmc.h"
 #include "layers/mla/mla.h"
@@ -49,6 +50,13 @@ static json_t *mla_kind(const MlaCfg *c, const json_t *kind, int kv_heads) {
                      c->rope_dim < c->v_dim ? c->rope_dim : 0, "window", c->window, "sinks", c->sinks, "rope",
                      json_object_get(kind, "rope"), "qkv_bias", c->q_bias || c->a_bias, "o_bias", c->o_bias);
 }
+static bool stock_reads(const Job *j, int l, Err *e) {
+    if (job_gqa(&j->a, l) || j->a.layer[l].owner) return true;
+    return err_input(e,
+                     "--to gqa: layer %d reads the latents of layer %d, and no projection of the input of layer %d can "
+                     "compute its keys and values",
+                     l, j->a.layer[l].kv_from, l);
+}
 static json_t *dmc_kind(const DmcCfg *c, const json_t *kind) {
     return json_pack("{ss si si si sO si sb sb sb sb}", "mixer", "gqa", "heads", c->g.heads, "kv_heads", c->g.kv_heads,
                      "head_dim", c->g.head_dim, "rope", json_object_get(kind, "rope"), "rope_dims", c->g.rope_dims,
@@ -62,20 +70,14 @@ bool stock_plan(Job *j, json_t *model, int kv_heads, Err *e) {
     for (int l = 0; l < j->a.L; l++) {
         const GqaCfg *g = job_gqa(&j->a, l);
         const bool wide = g && g->window >= j->from.max_positions;
-        const int heads = g                       ? g->heads
-                          : stock_is(j, l, "mla") ? ((const MlaCfg *)(const void *)j->a.layer[l].cfg)->heads
-                                                  : 1;
+        const MlaCfg *m = job_mla(&j->a, l);
         if (!g && !stock_is(j, l, "mla") && !stock_is(j, l, "dmc"))
             return err_input(e, "--to gqa: layer %d is %s, whose state cannot become keys and values", l,
                              j->a.layer[l].kind->mixer->name);
-        if (!j->a.layer[l].owner)
-            return err_input(e,
-                             "--to gqa: layer %d reads the keys and values of layer %d, which no projection of the "
-                             "input of layer %d can compute",
-                             l, j->a.layer[l].kv_from, l);
-        if (!heads) return err_input(e, "--to gqa: layer %d has no queries", l);
-        if (stock_is(j, l, "mla") && !mla_fits(j, l, kv_heads, e)) return false;
-        latents += stock_is(j, l, "mla"), windows += wide;
+        if (!stock_reads(j, l, e)) return false;
+        if (m && !m->heads) return err_input(e, "--to gqa: layer %d publishes latents and has no queries", l);
+        if (m && !mla_fits(j, l, kv_heads, e)) return false;
+        latents += m != NULL, windows += wide, exact &= !m || !m->evict;
         if (stock_is(j, l, "dmc")) {
             const DmcCfg *c = (const void *)j->a.layer[l].cfg;
             merged++, lanes += c->decide == DMC_LANE;

@@ -301,6 +301,7 @@ static bool decoder_latents(const ModelCfg *c, HfShape *s, const char **why) {
     if (!m->nope_dim || !m->rope_dim) return hf_no(why, "keys of one part alone");
     if (m->rope_heads != 1) return hf_no(why, "rope_heads");
     if (m->window) return hf_no(why, "a window");
+    if (m->evict) return hf_no(why, "evict");
     if (!m->latent_norm || (m->q_rank && !m->q_latent_norm)) return hf_no(why, "a latent without its norm");
     if (m->a_bias != m->o_bias) return hf_no(why, "a_bias without o_bias, or the reverse");
     if (m->q_bias) return hf_no(why, "q_bias");

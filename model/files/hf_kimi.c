@@ -189,6 +189,7 @@ bool hf_kimi_latent(const MlaCfg *m, bool first, HfShape *s, const char **why) {
     if (!m->heads) return hf_no(why, "a layer without queries");
     if (!m->nope_dim || !m->rope_dim || m->rope_heads != 1) return hf_no(why, "latent attention without a key for all");
     if (m->window || m->sinks) return hf_no(why, "a window");
+    if (m->evict) return hf_no(why, "evict");
     if (!m->latent_norm || (m->q_rank && !m->q_latent_norm)) return hf_no(why, "a latent without its norm");
     if (m->a_bias != m->o_bias || m->q_bias) return hf_no(why, "q_bias, or a_bias without o_bias, or the reverse");
     if (!first && (old->heads != m->heads || old->kv_rank != m->kv_rank || old->q_rank != m->q_rank ||

@@ -287,8 +287,8 @@ Test(convert_share, not_back) {
                   "a multiple of the 4 rotated keys"},
                  {PLAIN("\"nope_dim\":0,\"rope_dim\":4"), "kv_heads=2",
                   "query heads 0 and 1 of layer 0 read different keys and values"},
-                 {SHARED, "", "layer 1 reads the keys and values of layer 0"},
-                 {YOCO, "", "layer 1 has no queries"},
+                 {SHARED, "", "all layers already have the mixer gqa"},
+                 {YOCO, "", "all layers already have the mixer gqa"},
                  {"{" BASE
                   ",\"layers\":2,\"tied\":true,\"kinds\":{\"a\":{\"mixer\":\"kda\",\"heads\":4}},\"pattern\":[\"a\"]}",
                   "", "layer 0 is kda, whose state cannot become keys and values"}};

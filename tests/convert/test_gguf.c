@@ -469,6 +469,8 @@ Test(gguf, dtype_of_the_source) {
 static const struct {
     const char *json, *words, *part;
 } refused[] = {
+    {CFG(2, true, SWIGLU, "mla", "\"heads\":4,\"kv_rank\":8,\"nope_dim\":4,\"rope_dim\":4,\"evict\":true"), "",
+     "layer 0 evicts rows of the cache (mixer mla)"},
     {CFG(2, true, SWIGLU, "gqa", H ",\"window\":16"), "", "window: layer 0 looks back 16 of 32 positions"},
     {CFG(2, true, SWIGLU, "gqa", H ",\"rope\":{\"type\":\"none\"}"), "", "rope none"},
     {CFG(2, true, SWIGLU, "gqa", H ",\"rope\":{\"inclusive\":true}"), "", "rope.inclusive"},

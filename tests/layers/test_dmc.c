@@ -513,13 +513,13 @@ static void check_long(const char *json, const char *what) {
     CHECK_CLOSE(what, got, want, LONG * V, tol * 10);
     CacheCost *cost = xcalloc(1, sizeof *cost);
     cost_cache(&m, LONG, cost);
-    size_t rows = 0, bytes = 0;
+    size_t rows = 0, most = 0, row = row_bytes(&m.layer[0].rows), bytes = 0;
     for (int l = 0; l < m.L; l++)
-        for (int h = 0; h < m.layer[l].rows.lanes; h++) rows += (size_t)kv_rows(kv_slot(&c, l), 0, h);
-    bytes = rows * 8 * sizeof(real) + cost->state_bytes;
-    cr_assert(kv_bytes(&c, 0) == bytes && rows < LONG * 4 * 3 / 4, "%s: %zu bytes of %zu rows, %zu expected", what,
+        for (int h = 0; h < m.layer[l].rows.lanes; h++) rows += (size_t)kv_rows(kv_slot(&c, l), 0, h), most += LONG;
+    bytes = rows * row + cost->state_bytes;
+    cr_assert(kv_bytes(&c, 0) == bytes && rows < most * 3 / 4, "%s: %zu bytes of %zu rows, %zu expected", what,
               kv_bytes(&c, 0), rows, bytes);
-    cr_assert(cost->bytes_at_context == LONG * 4 * 8 * sizeof(real) + cost->state_bytes);
+    cr_assert(cost->bytes_at_context == most * row + cost->state_bytes);
     kv_drop(&c, 0);
     for (int l = 0; l < m.L; l++) cr_assert(kv_pages(kv_slot(&c, l)) == 0);
     kv_close(&c);
@@ -531,11 +531,17 @@ static void check_long(const char *json, const char *what) {
     "],"                                                                                                               \
     "\"layers\":2,\"tied\":true,\"kinds\":{\"a\":{\"mixer\":\"" mixer                                                  \
     "\",\"heads\":4,\"kv_heads\":2,\"head_dim\":4" settings "}},\"pattern\":[\"a\"]}"
+#define LATENTS(settings)                                                                                              \
+    "{\"d_model\":12,\"vocab\":11,\"max_positions\":512,\"init_std\":0.4,\"ffn\":[{\"kind\":\"swiglu\",\"hidden\":10}" \
+    "],\"layers\":2,\"tied\":true,\"kinds\":{\"a\":{\"mixer\":\"mla\",\"heads\":3,\"kv_rank\":5,\"nope_dim\":4,"       \
+    "\"rope_dim\":2,\"v_dim\":3,\"evict\":true,\"offset\":0.1" settings "}},\"pattern\":[\"a\"]}"
 Test(dmc, long_lanes_are_short) {
     check_long(LATE("dmc", ",\"offset\":0.1"), "merged, window 12");
     check_long(LATE("dmc", ",\"offset\":0.1,\"window\":0"), "merged, no window");
     check_long(LATE("dmc", ",\"offset\":0.1,\"action\":\"evict\",\"delay\":16,\"gain\":1"), "evicted after 16");
     check_long(LATE("dmc", ",\"offset\":0.1,\"action\":\"evict\""), "evicted at once");
+    check_long(LATENTS(",\"delay\":16,\"gain\":1"), "latents evicted after 16");
+    check_long(LATENTS(""), "latents evicted at once");
 }
 
 Test(dmc, settings_that_disagree) {
