@@ -233,6 +233,16 @@ class Gqa(nn.Module):
         return self.o_proj(o), rows
 
 
+def gone_mask(u, gain, c):
+    """By u (B,lanes,T) row t decides about row t-1: decisions (B,lanes,T), and their mask (B,lanes,T,T), -inf where row j
+    is evicted and query i comes more than `delay` positions after it."""
+    alpha = (gain * u > c["offset"]).to(u.dtype)
+    alpha[:, :, 0] = 0
+    i, j = torch.arange(u.shape[2], device=u.device)[:, None], torch.arange(u.shape[2], device=u.device)
+    gone = F.pad(alpha[:, :, 1:], (0, 1))[:, :, None] * (i - j > c["delay"])
+    return alpha, torch.zeros_like(gone).masked_fill(gone > 0, -math.inf)
+
+
 class Dmc(Gqa):
     """Attention whose heads merge a token into its predecessor's row (DMC) or remove that row later (DMS)."""
 
@@ -264,24 +274,17 @@ class Dmc(Gqa):
         return torch.stack(out, 2)
 
     def rows(self, x):
-        c, T = self.c, x.shape[1]
-        q, k, v = heads_of(self.q_proj(x), self.H), heads_of(self.k_proj(x), self.G), heads_of(self.v_proj(x), self.G)
-        bias = None
+        c = self.c
+        k, v, bias = heads_of(self.k_proj(x), self.G), heads_of(self.v_proj(x), self.G), None
+        if self.decide_proj is not None:
+            bias = gone_mask(self.decide_proj(x).transpose(1, 2), self.gain, c)[1]
+            return super().turned(self.k_proj(x), self.G, self.k_norm), v, bias
         if self.soft:
-            lanes = q[..., self.lane].unflatten(1, (self.G, -1))
-            u = k[..., self.lane] if self.merges else lanes[:, :, 0]
-            if self.decide_proj is not None:
-                u = self.decide_proj(x).transpose(1, 2)
-            alpha = (self.gain * u > c["offset"]).to(x.dtype)
-            alpha[:, :, 0] = 0
+            lanes = heads_of(self.q_proj(x), self.H)[..., self.lane].unflatten(1, (self.G, -1))
+            alpha, bias = gone_mask(k[..., self.lane] if self.merges else lanes[:, :, 0], self.gain, c)
             if self.merges:
                 omega = (lanes.mean(2) + c["offset"]).sigmoid() + 2.0**-7
                 k, v = self.mean(k, alpha, omega), self.mean(v, alpha, omega)
-            i, j = torch.arange(T, device=x.device)[:, None], torch.arange(T, device=x.device)
-            gone = F.pad(alpha[:, :, 1:], (0, 1))[:, :, None] * (i - j > c["delay"])
-            bias = torch.zeros_like(gone).masked_fill(gone > 0, -math.inf)
-        if self.decide_proj is not None:
-            return super().turned(self.k_proj(x), self.G, self.k_norm), v, bias
         return self.turn(k, 1 if self.merges else 0), v, bias
 
     def turned(self, x, n, norm):
@@ -311,6 +314,7 @@ class Mla(nn.Module):
         if not reads:
             self.kv_a_proj_with_mqa = nn.Linear(d, c["kv_rank"] + r, c["a_bias"])
             self.kv_a_layernorm = Norm(c["kv_rank"], eps) if c["latent_norm"] else None
+            self.decide_proj = nn.Linear(d, 1) if c.get("evict") else None
         if H:
             self.kv_b_proj = nn.Linear(c["kv_rank"], H * (c["nope_dim"] + self.V), False)
             self.o_proj = nn.Linear(H * self.V, d, c["o_bias"])
@@ -326,10 +330,13 @@ class Mla(nn.Module):
             latent, keys = u[..., : c["kv_rank"]], u[..., c["kv_rank"] :]
             if self.kv_a_layernorm is not None:
                 latent = self.kv_a_layernorm(latent)
-            rows = latent, self.turned(heads_of(keys, c["rope_heads"])) if c["rope_dim"] else None
+            mask = None
+            if self.decide_proj is not None:
+                mask = gone_mask(self.decide_proj(x).transpose(1, 2), c["gain"] or 100, c)[1]
+            rows = latent, self.turned(heads_of(keys, c["rope_heads"])) if c["rope_dim"] else None, mask
         if not H:
             return None, rows
-        latent, keys = rows
+        latent, keys, mask = rows
         if self.q_a_proj is not None:
             q = self.q_a_proj(x)
             q = self.q_b_proj(self.q_a_layernorm(q) if self.q_a_layernorm is not None else q)
@@ -340,7 +347,7 @@ class Mla(nn.Module):
         if c["rope_dim"]:
             q = torch.cat((q[..., : c["nope_dim"]], self.turned(q[..., c["nope_dim"] :])), -1)
             k = torch.cat((k, keys.repeat_interleave(H // c["rope_heads"], 1)), -1)
-        o = attend(q, k, v, self.scale, c["window"], c["sinks"])
+        o = attend(q, k, v, self.scale, c["window"], c["sinks"], bias=mask)
         if self.g_proj is not None:
             o = o * torch.sigmoid(self.g_proj(x)).transpose(1, 2).unsqueeze(-1)
         return self.o_proj(joined(o)), rows
@@ -645,7 +652,7 @@ class Block(nn.Module):
     def __init__(self, m, kind, ffn, reads):
         super().__init__()
         d, eps, layer = m["d_model"], m["norm_eps"], m["norm"] == "layer"
-        self.m, self.publishes = m, kind["mixer"] in ("gqa", "mla") and not kind["heads"]
+        self.m, self.publishes = m, kind["mixer"] in ("gqa", "dmc", "mla") and not kind["heads"]
         self.place, self.feeds = m["norm_place"], ffn["kind"] != "none" and not self.publishes
         pre, post = self.place != "post", self.place != "pre"
 
