@@ -402,10 +402,10 @@ static bool layer(Job *j, int l, Err *e) {
 }
 
 const Target mla_target = {.name = "mla",
-                           .exact = "without rank: lossless; with rank: approximate",
+                           .exact = "without rank: lossless; with rank, or where latents were evicted: approximate",
                            .needs = "no QK-norm; without rank, if k and v have biases: kv_heads (2 head_dim - rotated) "
                                     "<= d_model; with rank: --calib",
-                           .about = "latents and rotated keys in every gqa layer",
+                           .about = "latents and rotated keys in every gqa layer; latents that are evicted stay",
                            .keys = keys,
                            .cfg_size = sizeof(Cfg),
                            .plan = mla_plan,
