@@ -61,7 +61,9 @@ static const char *const names[] = {"gqa",
                                     "mla, query latent, biases",
                                     "mla, rope heads alone",
                                     "mla, shared latents",
-                                    "mla beside gqa, published latents"};
+                                    "mla beside gqa, published latents",
+                                    "mla, evicts",
+                                    "mla, latents that evict, published and shared"};
 enum { NAMES = sizeof names / sizeof *names };
 
 static void step(Side *s, real nll[ZOO_ROWS]) {

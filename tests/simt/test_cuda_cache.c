@@ -77,8 +77,8 @@ static void compared(const char *name, ModelOpts o, bool evicts) {
     side_close(&cpu), side_close(&cuda);
 }
 Test(cuda_cache, codecs_are_those_of_the_cpu, .timeout = 300) {
-    static const char *const names[] = {"gqa", "mla", "window with sinks", "odd head, nope",
-                                        "dmc, window, a lane a head"};
+    static const char *const names[] = {
+        "gqa", "mla", "window with sinks", "odd head, nope", "dmc, window, a lane a head", "mla, evicts"};
     int codecs = 0;
     for (int k = 0; codec_at(k); k++) {
         if (codec_at(k)->as == ROWS_CODED || codec_at(k)->block) continue;
