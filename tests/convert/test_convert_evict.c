@@ -75,6 +75,7 @@ Test(convert_evict, lossless_and_back) {
     } cases[] = {
         {DEEPSEEK(""), "", {1, 1}, "mla"},
         {DEEPSEEK(",\"a_bias\":true,\"o_bias\":true"), "keep=[0]", {0, 1}, "mla"},
+        {DEEPSEEK(",\"rope\":{\"interleaved\":true}"), "", {1, 1}, "mla"}, /* read as deepseek_v3 */
         {READ_LATENTS, "decide=adapter", {1, 0, 1, 0}, "mla"},
         {BOTH, "", {2, 1}, NULL},
         {YOCO, "", {2, 2, 0, 0}, "gqa"},

@@ -4,6 +4,7 @@
 #include "layers/cache/codec.h"
 #include "layers/dmc/dmc.h"
 #include "layers/mla/mla.h"
+#include "infer/session.h"
 #include "model/inside.h"
 #include "tests/lib/dirs.h"
 #include "tests/lib/rig.h"
@@ -295,6 +296,53 @@ Test(mla_evict, nothing_evicted_is_the_plain_mixer) {
     check_same("published rows", PUBLISHED("dmc", NEVER ADAPTER), PUBLISHED("gqa", ""));
     check_same("published rows, norms", PUBLISHED("dmc", NEVER ADAPTER ",\"qk_norm\":true,\"qkv_bias\":true"),
                PUBLISHED("gqa", ",\"qk_norm\":true,\"qkv_bias\":true"));
+}
+
+/* ---- long prompts -------------------------------------------------------------------------------------------------
+ */
+enum { LONG = 640, V = 11 };
+/* A prompt in passes of `chunk`: logits of all tokens, or of the last alone; rows that the cache then holds. */
+static void prompt(Model *m, int chunk, bool all, const int *tok, real *logits, int rows[2]) {
+    Session s;
+    Err e = {0};
+    SessionOpts o = {.nseq = 1, .max_tokens = LONG, .chunk = chunk, .document = -1, .want_all = all};
+    cr_assert(session_open(&s, m, o, &e), "%s", e.msg);
+    cr_assert(session_extend(&s, 1, &(Feed){0, LONG, tok}, all ? WANT_ALL : WANT_LAST,
+                             TENSOR(logits, REAL, all ? LONG : 1, V), &e),
+              "%s", e.msg);
+    for (int l = 0; l < 2; l++) rows[l] = kv_rows(kv_slot(&s.cache, l), 0, 0);
+    session_close(&s);
+}
+#define LATE(more)                                                                                                   \
+    "{\"d_model\":12,\"vocab\":11,\"max_positions\":1024,\"init_std\":0.4,\"ffn\":[{\"kind\":\"swiglu\",\"hidden\":" \
+    "10}],"                                                                                                          \
+    "\"layers\":2,\"tied\":true,\"kinds\":{\"a\":{\"mixer\":\"mla\",\"heads\":3,\"kv_rank\":5,\"nope_dim\":4,"       \
+    "\"rope_dim\":2,\"v_dim\":3,\"evict\":true,\"gain\":1.5,\"offset\":-0.6" more "}},\"pattern\":[\"a\"]}"
+/* A long pass packs what is left of its own rows anew, expanded or, where one row is wanted, absorbed: what passes of 50
+ * read of a lane whose rows leave. */
+Test(mla_evict, long_prompts_at_once_and_in_pieces) {
+    static const char *const json[] = {LATE(",\"delay\":16"), LATE("")};
+    static int tok[LONG];
+    static real want[LONG * V], got[LONG * V];
+    for (int i = 0; i < LONG; i++) tok[i] = (int)(rng_mix(77, (uint64_t)i) % V);
+    for (int k = 0; k < 2; k++) {
+        ModelCfg cfg;
+        Model m;
+        Device *dev;
+        int rows[3][2];
+        zoo_open(&(Animal){"late", json[k]}, &cfg, &m, NULL, &dev, (ModelOpts){0});
+        prompt(&m, 50, true, tok, want, rows[0]);
+        prompt(&m, LONG, true, tok, got, rows[1]);
+        CHECK_CLOSE("at once", got, want, LONG * V, tol * 10);
+        prompt(&m, LONG, false, tok, got, rows[2]);
+        CHECK_CLOSE("the last alone", got, want + (LONG - 1) * V, V, tol * 10);
+        for (int l = 0; l < 2; l++) {
+            cr_assert(rows[1][l] == rows[0][l] && rows[2][l] == rows[0][l], "layer %d: %d, %d, %d rows", l, rows[0][l],
+                      rows[1][l], rows[2][l]);
+            cr_assert(rows[0][l] < LONG * 3 / 4 && rows[0][l] > LONG / 8, "layer %d: %d rows", l, rows[0][l]);
+        }
+        zoo_close(&cfg, &m, NULL, dev);
+    }
 }
 
 /* ---- settings -----------------------------------------------------------------------------------------------------
