@@ -208,8 +208,8 @@ static void mla_latents(Run *r, const MlaCfg *c, const W *w, Tensor x, Kv *kv, S
     kv_settle(r, kv);
     arena_release(r->scratch, mark);
 }
-/* The gradients of the latents and of the decisions about them. The gradients of the rows, dkv, are only read. d and p receive the products
- * that still have to be done for x, in scratch; returns how many. */
+/* The gradients of the latents and of the decisions about them. dkv, the gradients of the rows, are only read. d and p
+ * receive the products that still have to be done for x, in scratch; returns how many. */
 static int latents_backward(Run *r, const MlaCfg *c, const W *w, W *dw, Dtype dtype, const Kv *dkv, const S *s,
                             Projection *d, Projection *p) {
     int N = r->in.n, rank = c->kv_rank, ropes = rope_width(c), n = 0;

@@ -1,7 +1,7 @@
 #!/bin/bash
-# A conversion to dmc or dms, of heads, latents and published rows, and the training that its train.yaml describes: rows
-# are merged and evicted until evaluation meets the target, and the cache of `generate` holds as many fewer as the records
-# say.
+# A conversion to dmc or dms, of heads, latents and published rows, and the training that its train.yaml describes. Rows
+# are merged and evicted until evaluation meets the target, and the cache of `generate` holds as many fewer as the
+# records say.
 . tests/lib/cases.sh
 data="data.train=data/kjv.txt data.val_fraction=0.01 data.seq_len=64 train.batch=4 train.micro_batch=4 train.eval_tokens=4096 train.eval_every=100000 teacher=null"
 for src in gqa mla yoco; do

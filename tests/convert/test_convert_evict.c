@@ -16,6 +16,11 @@
     ",\"layers\":2,\"tied\":true,\"kinds\":{\"g\":{\"mixer\":\"gqa\",\"heads\":4,\"kv_heads\":2,\"qk_norm\":true}," \
     "\"l\":{\"mixer\":\"mla\",\"heads\":4,\"kv_rank\":8,\"nope_dim\":3,\"rope_dim\":2}},\"pattern\":[\"g\",\"l\"]}"
 
+#define HYBRID                                                                                                      \
+    "{" BASE                                                                                                        \
+    ",\"layers\":2,\"tied\":true,\"kinds\":{\"k\":{\"mixer\":\"kda\",\"heads\":2,\"head_dim\":8},\"l\":{\"mixer\":" \
+    "\"mla\",\"heads\":4,\"kv_rank\":8,\"nope_dim\":3,\"rope_dim\":2}},\"pattern\":[\"k\",\"l\"]}"
+
 /* The settings of a layer's mixer, in a model directory. */
 typedef struct {
     ModelCfg cfg;
@@ -78,6 +83,7 @@ Test(convert_evict, lossless_and_back) {
         {DEEPSEEK(",\"rope\":{\"interleaved\":true}"), "", {1, 1}, "mla"}, /* read as deepseek_v3 */
         {READ_LATENTS, "decide=adapter", {1, 0, 1, 0}, "mla"},
         {BOTH, "", {2, 1}, NULL},
+        {HYBRID, "", {0, 1}, "mla"},
         {YOCO, "", {2, 2, 0, 0}, "gqa"},
         {YOCO, "keep=[0]", {0, 2, 0, 0}, "gqa"},
         {SHARED, "decide=adapter", {2, 0, 2, 0}, "gqa"},

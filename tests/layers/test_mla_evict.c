@@ -318,8 +318,8 @@ static void prompt(Model *m, int chunk, bool all, const int *tok, real *logits, 
     "10}],"                                                                                                          \
     "\"layers\":2,\"tied\":true,\"kinds\":{\"a\":{\"mixer\":\"mla\",\"heads\":3,\"kv_rank\":5,\"nope_dim\":4,"       \
     "\"rope_dim\":2,\"v_dim\":3,\"evict\":true,\"gain\":1.5,\"offset\":-0.6" more "}},\"pattern\":[\"a\"]}"
-/* A long pass packs what is left of its own rows anew, expanded or, where one row is wanted, absorbed: what passes of 50
- * read of a lane whose rows leave. */
+/* A long pass packs what is left of its own rows anew: expanded, or absorbed where one row is wanted. Passes of 50 read
+ * the same of a lane whose rows leave. */
 Test(mla_evict, long_prompts_at_once_and_in_pieces) {
     static const char *const json[] = {LATE(",\"delay\":16"), LATE("")};
     static int tok[LONG];
