@@ -31,7 +31,7 @@ static const Key keys[] = {
     {"rope_dims", KEY_INT, AT(g.rope_dims), "0", 0, 1024, "adapter: rotated elements, the first of every head; 0: all",
      0, 0},
     {"qk_norm", KEY_BOOL, AT(g.qk_norm), "false", 0, 0,
-     "adapter: RMSNorm of every query and key head before the rotation", 0, 0},
+     "RMSNorm of every query and key head before the rotation; not with action: merge or phase: zero", 0, 0},
     {"qk_norm_wide", KEY_BOOL, AT(g.qk_norm_wide), "false", 0, 0,
      "adapter: RMSNorm of all query heads together, and of all key heads, before the rotation", 0, 0},
     {"lane", KEY_CHOICE, AT(lane), "last", 0, 0,
@@ -80,11 +80,14 @@ static bool dmc_check(void *cfg, Err *e) {
         return err_input(e, "decide: adapter needs action: evict; a merge also needs importances, which lanes give");
     if (dmc_adapter(c) && !dmc_soft(c))
         return err_input(e, "phase: zero removes a channel, but with decide: adapter none decides; leave phase out");
-    if (!dmc_adapter(c) && (dmc_normed(c) || c->g.rope_dims))
+    if (!dmc_adapter(c) && (c->g.qk_norm_wide || c->g.rope_dims || (c->g.qk_norm && c->action == DMC_MERGE)))
         return err_input(e, "%s: not where a channel decides; set decide: adapter and action: evict",
                          c->g.rope_dims ? "rope_dims"
                          : c->g.qk_norm ? "qk_norm"
                                         : "qk_norm_wide");
+    if (c->g.qk_norm && !dmc_soft(c))
+        return err_input(e, "phase: zero removes a channel from projections, which changes what qk_norm makes of the "
+                            "others; set decide: adapter and leave phase out");
     if (c->gain == 0) c->gain = c->action == DMC_MERGE ? 1 : 100;
     return true;
 }
@@ -142,15 +145,13 @@ static void dmc_turn(Run *r, const DmcCfg *c, Tensor x, RowList rows, int step, 
 static real dmc_left(const Run *r, const DmcCfg *c) {
     return dmc_soft(c) || !(r->mode & RUN_TRAIN) ? 0 : (real)fmax(0, 1 - r->progress / FADE);
 }
-/* Where an adapter decides, gqa_turn and gqa_turn_back have the place of these. */
+/* Where an adapter decides, gqa_turn and gqa_turn_back have the place of this. */
 static void turn_q(Run *r, const DmcCfg *c, Tensor q, RowList rows, int sign) {
     dmc_turn(r, c, q, rows, c->action == DMC_EVICT ? group_of(c) : 1, dmc_left(r, c), sign);
 }
+/* When merging: evicting leaves keys as they are. */
 static void turn_k(Run *r, const DmcCfg *c, Tensor k, RowList rows, int sign) {
-    if (c->action == DMC_EVICT)
-        r->ops->rope(r, k, &c->g.table, rows, sign);
-    else
-        dmc_turn(r, c, k, rows, 1, dmc_left(r, c), sign);
+    dmc_turn(r, c, k, rows, 1, dmc_left(r, c), sign);
 }
 
 /* Clear a row of weights or moments, which may have a smaller dtype, or be absent. */
@@ -186,15 +187,37 @@ static void lane_weights(Run *r, const DmcCfg *c, const GqaW *w, Tensor rows, Te
     r->ops->mean_rows(r, tensor_part(rows, G, G), w->wq, D, lane, group);
     if (c->g.qkv_bias) r->ops->mean_rows(r, tensor_part(bias, G, G), w->bq, D, lane, group);
 }
+/* u of normed queries: the whole head is projected so, because its norm is over all of it. */
+static void normed_lanes(Run *r, const DmcCfg *c, const GqaW *w, Tensor x, Tensor u) {
+    const int N = r->batch->N, D = c->g.head_dim, each = group_of(c) * D;
+    const Tensor gain = norm_gain(r, w->nq, c->g.base.norm_plus_one);
+    const Tensor raw = SCRATCH(r, "deciding head", N, D), q = SCRATCH(r, "its norm", N, D),
+                 rstd = SCRATCH(r, "rstd", N);
+    Tensor rows = SCRATCH(r, "head's weights", D, c->g.base.d_model);
+    for (int h = 0; h < c->g.kv_heads; h++) {
+        const Tensor bias = c->g.qkv_bias ? tensor_part(w->bq, h * each, D) : ABSENT;
+        if (w->wq.dtype == REAL)
+            rows = tensor_part(w->wq, h * each, D);
+        else
+            r->ops->mean_rows(r, rows, w->wq, 1, h * each, 1);
+        r->ops->linear_invariant(r, raw, x, rows, bias);
+        r->ops->rmsnorm(r, q, rstd, raw, gain, c->g.base.norm_eps);
+        r->ops->columns(r, u, h, q, lane_of(c), 1);
+    }
+}
 static void dmc_decisions(Run *r, const DmcCfg *c, const DmcW *w, Tensor x, Kv *kv, S *s) {
     int O = (dmc_merges(c) ? 2 : 1) * c->g.kv_heads;
     Mark mark = arena_mark(r->scratch);
     Tensor rows = w->wd, bias = w->bd, u = SCRATCH(r, "lanes", r->batch->N, O);
-    if (!dmc_adapter(c)) {
-        rows = SCRATCH(r, "lane weights", O, c->g.base.d_model), bias = SCRATCH(r, "lane biases", O);
-        lane_weights(r, c, &w->g, rows, bias);
+    if (!dmc_adapter(c) && dmc_normed(c)) {
+        normed_lanes(r, c, &w->g, x, u);
+    } else {
+        if (!dmc_adapter(c)) {
+            rows = SCRATCH(r, "lane weights", O, c->g.base.d_model), bias = SCRATCH(r, "lane biases", O);
+            lane_weights(r, c, &w->g, rows, bias);
+        }
+        r->ops->linear_invariant(r, u, x, rows, bias);
     }
-    r->ops->linear_invariant(r, u, x, rows, bias);
     r->ops->decide(r, s->alpha, s->omega, kv->bias, kv->evicted, u, decide_of(c));
     arena_release(r->scratch, mark);
 }
@@ -234,16 +257,20 @@ static void dmc_run(Run *r, const DmcCfg *c, const DmcW *dw, Tensor x, Kv *kv, S
         r->ops->merge(r, kv->v, z, v, s->alpha, s->omega, c->window, past, c->g.head_dim);
         dmc_carry(r, c, kv, s, z);
     }
-    if (dmc_adapter(c))
+    if (c->action == DMC_EVICT)
         gqa_turn(r, &c->g, r->in, made.k, s->k_raw, s->k_rstd, w->nk);
     else
         turn_k(r, c, made.k, r->in, 1);
     kv_settle(r, kv); /* carried rows keep their exact values */
     if (!all) r->ops->linear(r, q, wanted_rows(r, x), w->wq, w->bq);
-    if (dmc_adapter(c))
+    if (dmc_adapter(c)) {
         gqa_turn(r, &c->g, r->out, s->q, s->q_raw, s->q_rstd, w->nq);
-    else
+    } else {
+        if (dmc_normed(c))
+            r->ops->rmsnorm(r, s->q, s->q_rstd, s->q_raw, norm_gain(r, w->nq, c->g.base.norm_plus_one),
+                            c->g.base.norm_eps);
         turn_q(r, c, s->q, r->out, 1);
+    }
     kv_turn_queries(r, kv, s->q);
     if (history) kv_attend(r, history, kv, s->o, s->lse, s->q, gqa_attn(&c->g), false);
     r->ops->attend(r, s->o, s->lse, s->q, kv, gqa_attn(&c->g), history != NULL);
@@ -291,6 +318,13 @@ static void decisions_backward(Run *r, const DmcCfg *c, const S *s, Tensor da, T
     arena_release(r->scratch, mark);
 }
 
+/* The gradient of the projected queries from that of the normed ones, their lanes included. */
+static Tensor normed_back(Run *r, const DmcCfg *c, const S *s, const GqaW *w, GqaW *dw, Tensor dq) {
+    const Tensor graw = SCRATCH(r, "d projected", dq.n[0], dq.n[1], dq.n[2]),
+                 gain = norm_gain(r, w->nq, c->g.base.norm_plus_one);
+    r->ops->rmsnorm_backward(r, overwrite(graw), dw->nq, dq, s->q_raw, gain, s->q_rstd);
+    return graw;
+}
 static void dmc_backward(Run *r, const void *cfg, const void *w_, void *dw_, Tensor x, const Kv *kv, const KvInto *dkv,
                          const void *s_, Tensor dy, Into dx) {
     const DmcCfg *c = cfg;
@@ -303,13 +337,14 @@ static void dmc_backward(Run *r, const void *cfg, const void *w_, void *dw_, Ten
            da = ABSENT, domega = ABSENT;
     r->ops->linear_backward(r, overwrite(dout), dw->wo, dw->bo, dy, s->o, w->wo);
     r->ops->attend_backward(r, overwrite(dq), dkv, dout, s->q, kv, gqa_attn(&c->g), s->o, s->lse);
-    if (dmc_adapter(c)) {
+    if (dmc_adapter(c))
         dq = gqa_turn_back(r, &c->g, dw->nq, dq, s->q_raw, s->q_rstd, w->nq);
-        dk = gqa_turn_back(r, &c->g, dw->nk, dk, s->k_raw, s->k_rstd, w->nk);
-    } else {
+    else
         turn_q(r, c, dq, r->in, -1);
-        turn_k(r, c, dkv->kv.k, r->in, -1);
-    }
+    if (c->action == DMC_EVICT)
+        dk = gqa_turn_back(r, &c->g, dw->nk, dk, s->k_raw, s->k_rstd, w->nk);
+    else
+        turn_k(r, c, dk, r->in, -1);
     if (dmc_merges(c)) {
         Tensor mean = SCRATCH(r, "mean k", N, G, D), z = SCRATCH(r, "Z", N, G);
         dk = SCRATCH(r, "d k", N, G, D), dv = SCRATCH(r, "d v", N, G, D);
@@ -321,6 +356,7 @@ static void dmc_backward(Run *r, const void *cfg, const void *w_, void *dw_, Ten
         r->ops->merge_backward(r, dv, da, domega, dkv->kv.v, s->v, kv->v, z, s->alpha, s->omega, c->window);
     }
     if (dmc_soft(c) && !dmc_adapter(c)) decisions_backward(r, c, s, da, domega, &dkv->kv, dk, dq);
+    if (dmc_normed(c) && !dmc_adapter(c)) dq = normed_back(r, c, s, w, dw, dq);
     Projection p[] = {{.w = w->wq}, {.w = w->wk}, {.w = w->wv}},
                d[] = {{dq, dw->wq, dw->bq}, {dk, dw->wk, dw->bk}, {dv, dw->wv, dw->bv}};
     r->ops->linear_many_backward(r, dx, 3, d, x, p);
