@@ -134,6 +134,7 @@ static json_t *gqa_json(const HfShape *s, int l) {
     if (g->soft_cap > 0) json_object_set_new(k, "soft_cap", json_real(g->soft_cap));
     if (g->out_gate) json_object_set_new(k, "out_gate", json_true());
     if (g->sink_scores) json_object_set_new(k, "sink_scores", json_true());
+    if (s->dms.on) hf_dms_json(&s->dms, k);
     return k;
 }
 static json_t *line_json(const HfType *t, const HfShape *s) {

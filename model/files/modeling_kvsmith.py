@@ -244,10 +244,9 @@ class Dmc(Gqa):
         self.decide_proj = nn.Linear(m["d_model"], self.G) if c.get("decide") == "adapter" else None
 
     def turn(self, x, step):
-        """Rotated, with the lane of every step-th head 0 before and after (step 0: of no head)."""
+        """Rotated, with the lane of every step-th head 0 before and after."""
         keep = torch.ones(x.shape[1], 1, self.D, dtype=x.dtype, device=x.device)
-        if step:
-            keep[::step, :, self.lane] = 0
+        keep[::step, :, self.lane] = 0
         return rotated(x * keep, self.c["rope"], self.m["max_positions"]) * keep
 
     def mean(self, x, alpha, omega):
@@ -265,9 +264,12 @@ class Dmc(Gqa):
 
     def rows(self, x):
         c, T = self.c, x.shape[1]
-        q, k, v = heads_of(self.q_proj(x), self.H), heads_of(self.k_proj(x), self.G), heads_of(self.v_proj(x), self.G)
+        k, v = heads_of(self.k_proj(x), self.G), heads_of(self.v_proj(x), self.G)
         bias = None
         if self.soft:
+            q = heads_of(self.q_proj(x), self.H)
+            if self.q_norm is not None and self.decide_proj is None:
+                q = self.q_norm(q)
             lanes = q[..., self.lane].unflatten(1, (self.G, -1))
             u = k[..., self.lane] if self.merges else lanes[:, :, 0]
             if self.decide_proj is not None:
@@ -280,14 +282,15 @@ class Dmc(Gqa):
             i, j = torch.arange(T, device=x.device)[:, None], torch.arange(T, device=x.device)
             gone = F.pad(alpha[:, :, 1:], (0, 1))[:, :, None] * (i - j > c["delay"])
             bias = torch.zeros_like(gone).masked_fill(gone > 0, -math.inf)
-        if self.decide_proj is not None:
+        if not self.merges:
             return super().turned(self.k_proj(x), self.G, self.k_norm), v, bias
-        return self.turn(k, 1 if self.merges else 0), v, bias
+        return self.turn(k, 1), v, bias
 
     def turned(self, x, n, norm):
         if self.decide_proj is not None:
             return super().turned(x, n, norm)
-        return self.turn(heads_of(x, n), 1 if self.merges else self.H // self.G)
+        q = heads_of(x, n)
+        return self.turn(q if norm is None else norm(q), 1 if self.merges else self.H // self.G)
 
 
 class Mla(nn.Module):
