@@ -4,7 +4,7 @@
 #include "kinds.h"
 
 typedef struct {
-    int action, decide, lane, window, delay, steps, every;
+    int action, decide, lane, window, delay, governs, steps, every;
     double temperature, offset, rate, target;
     char gain[KEY_TEXT_MAX];
     Ints keep;
@@ -49,6 +49,15 @@ typedef struct {
              1 << 20,                                                                                                 \
              "evict: positions that a row stays visible after the decision",                                          \
              0,                                                                                                       \
+             0},                                                                                                      \
+            {"governs",                                                                                               \
+             KEY_CHOICE,                                                                                              \
+             AT(governs),                                                                                             \
+             "previous",                                                                                              \
+             0,                                                                                                       \
+             0,                                                                                                       \
+             "evict: which row a token's decision is about: the previous token's, or its own: itself",                \
+             dmc_governs,                                                                                             \
              0},                                                                                                      \
             {"temperature", KEY_FLOAT, AT(temperature), "0.1", 1e-3, 1e3, "temperature of the soft decisions", 0, 0}, \
             {"offset", KEY_FLOAT, AT(offset), "5", 0, 1e3, "how far below its threshold a decision starts", 0, 0},    \
@@ -101,6 +110,8 @@ static bool dmc_plan(Job *j, json_t *model, Err *e) {
     const bool adapter = c->decide == DMC_ADAPTER;
     if (adapter && c->action == DMC_MERGE)
         return err_input(e, "decide: adapter evicts rows and merges none; use --to dms, or decide=lane");
+    if (c->governs == DMC_ITSELF && c->action == DMC_MERGE)
+        return err_input(e, "governs: a merge is with the previous row; use --to dms, or leave governs out");
     if (!layers_chosen(j, &c->keep, c->every, convert, e) || !dmc_gain_of(j, &gain, e)) return false;
     for (int l = 0; l < j->a.L; l++) {
         const GqaCfg *g = job_gqa(&j->a, l);
@@ -116,13 +127,14 @@ static bool dmc_plan(Job *j, json_t *model, Err *e) {
         if (!g) continue;
         json_t *kind = json_object_get(json_object_get(model, "kinds"), j->from.kind[i].name);
         kind_split(model, j->from.kind[i].name, to, convert,
-                   json_pack("{ss si si si sO si sb sb sb sb ss ss ss ss si si sf sf sf}", "mixer", "dmc", "heads",
+                   json_pack("{ss si si si sO si sb sb sb sb ss ss ss ss si si ss sf sf sf}", "mixer", "dmc", "heads",
                              g->heads, "kv_heads", g->kv_heads, "head_dim", g->head_dim, "rope",
                              json_object_get(kind, "rope"), "rope_dims", g->rope_dims, "qk_norm", g->qk_norm,
                              "qk_norm_wide", g->qk_norm_wide, "qkv_bias", g->qkv_bias, "o_bias", g->o_bias, "phase",
                              adapter ? "soft" : "zero", "action", dmc_actions[c->action], "decide",
                              dmc_deciders[c->decide], "lane", dmc_lanes[c->lane], "window", c->window, "delay",
-                             c->delay, "temperature", c->temperature, "offset", c->offset, "gain", gain));
+                             c->delay, "governs", dmc_governs[c->governs], "temperature", c->temperature, "offset",
+                             c->offset, "gain", gain));
     }
     j->exact = j->moves = adapter; /* zeros are not above a threshold, which is 0 or more */
     j->retrofit = (Retrofit){c->rate, c->target, c->steps, adapter};

@@ -8,7 +8,8 @@
 
 static const char *const phases[] = {"zero", "soft", NULL};
 const char *const dmc_lanes[] = {"last", "first", NULL}, *const dmc_actions[] = {"merge", "evict", NULL},
-                  *const dmc_deciders[] = {"lane", "adapter", NULL};
+                  *const dmc_deciders[] = {"lane", "adapter", NULL},
+                  *const dmc_governs[] = {"previous", "itself", NULL};
 #define AT(member) offsetof(DmcCfg, member)
 static const Key keys[] = {
     {"heads", KEY_INT, AT(g.heads), NULL, 1, 1024, "query heads", 0, 0},
@@ -40,6 +41,11 @@ static const Key keys[] = {
      "merge: a row is the mean of at most this many newest tokens; 0: all", 0, 0},
     {"delay", KEY_INT, AT(delay), "0", 0, 1 << 20, "evict: positions that a row stays visible after the decision", 0,
      0},
+    {"governs", KEY_CHOICE, AT(governs), "previous", 0, 0,
+     "evict: which row a token's decision is about: the previous token's, or its own (as FastDMS trains)", dmc_governs,
+     0},
+    {"lane_turned", KEY_BOOL, AT(lane_turned), "false", 0, 0,
+     "evict: the rotation refills the channel that decides, as in FastDMS; otherwise it is removed again", 0, 0},
     {"temperature", KEY_FLOAT, AT(temperature), "0.1", 1e-3, 1e3, "temperature of the soft decisions", 0, 0},
     {"offset", KEY_FLOAT, AT(offset), "5", -1e3, 1e3, "subtracted from the decision, added to the importance", 0, 0},
     {"gain", KEY_FLOAT, AT(gain), "0", 0, 1e6, "factor of the decision channel; 0: 1 to merge, 100 to evict", 0, 0},
@@ -62,7 +68,8 @@ static bool dmc_normed(const DmcCfg *c) { return c->g.qk_norm || c->g.qk_norm_wi
 static bool dmc_merges(const DmcCfg *c) { return dmc_soft(c) && c->action == DMC_MERGE; }
 static int lane_of(const DmcCfg *c) { return c->lane == DMC_LAST ? c->g.head_dim - 1 : 0; }
 static int group_of(const DmcCfg *c) { return c->g.heads / c->g.kv_heads; }
-static int carry_rows(const DmcCfg *c) { return !dmc_merges(c) ? 0 : c->window ? c->window - 1 : 1; }
+static bool dmc_itself(const DmcCfg *c) { return dmc_soft(c) && c->governs == DMC_ITSELF; }
+static int carry_rows(const DmcCfg *c) { return !dmc_merges(c) ? dmc_itself(c) : c->window ? c->window - 1 : 1; }
 
 static bool dmc_check(void *cfg, Err *e) {
     DmcCfg *c = cfg;
@@ -76,6 +83,13 @@ static bool dmc_check(void *cfg, Err *e) {
         return err_input(
             e, "delay: %d positions, but a merged row is replaced at once; set action: evict or leave delay out",
             c->delay);
+    if (c->action == DMC_MERGE && (c->governs == DMC_ITSELF || c->lane_turned))
+        return err_input(e,
+                         "%s: only with action: evict; a merge is always with the previous row, by a channel that "
+                         "no query has",
+                         c->lane_turned ? "lane_turned" : "governs");
+    if (c->lane_turned && (dmc_adapter(c) || !dmc_soft(c)))
+        return err_input(e, "lane_turned: only with decide: lane in phase: soft; otherwise no channel is refilled");
     if (dmc_adapter(c) && c->action == DMC_MERGE)
         return err_input(e, "decide: adapter needs action: evict; a merge also needs importances, which lanes give");
     if (dmc_adapter(c) && !dmc_soft(c))
@@ -120,13 +134,14 @@ static void dmc_weights(const void *cfg, void *w_, Fields *f) {
 }
 static void dmc_saved(const void *cfg, int N, void *s, Fields *f) { dmc_buffers(cfg, N, N, s, f); }
 
-/* The carried row: k and v before the merge, omega, alpha. Without a window: the means, Z and 0. */
+/* The carried row: k and v before the merge, omega, alpha. Without a window: the means, Z and 0. Of `governs: itself` u
+ * alone. */
 static void dmc_rows(const void *cfg, KvShape *s) {
     const DmcCfg *c = cfg;
     int D = c->g.head_dim;
     *s = (KvShape){.lanes = c->g.kv_heads, .kdim = D, .vdim = D, .evicts = dmc_soft(c), .delay = c->delay};
     s->carry_rows = carry_rows(c);
-    s->carry = s->carry_rows ? 2 * D + 2 : 0;
+    s->carry = dmc_itself(c) ? 1 : s->carry_rows ? 2 * D + 2 : 0;
 }
 
 /* ---- the lane ---------------------------------------------------------------------------------------------------- */
@@ -135,11 +150,11 @@ static void dmc_rows(const void *cfg, KvShape *s) {
 static void scale_lane(Run *r, const DmcCfg *c, Tensor x, int step, real m) {
     r->ops->scale_column(r, tensor_rows(x, step * x.n[2]), lane_of(c), (double)m);
 }
-/* Rotate (sign -1: transposed), with the lane multiplied by m before and after. */
+/* Rotate (sign -1: transposed), with the lane multiplied by m before and, unless the rotation refills it, after. */
 static void dmc_turn(Run *r, const DmcCfg *c, Tensor x, RowList rows, int step, real m, int sign) {
-    scale_lane(r, c, x, step, m);
+    if (!c->lane_turned || sign > 0) scale_lane(r, c, x, step, m);
     r->ops->rope(r, x, &c->g.table, rows, sign);
-    scale_lane(r, c, x, step, m);
+    if (!c->lane_turned || sign < 0) scale_lane(r, c, x, step, m);
 }
 /* The factor of the lane. It is 0 for models that decide, and in evaluation for a lane that fades. */
 static real dmc_left(const Run *r, const DmcCfg *c) {
@@ -171,7 +186,9 @@ static void stage_end(Device *dev, const void *cfg, void *w_) {
 
 /* ---- decisions --------------------------------------------------------------------------------------------------- */
 
-static Decide decide_of(const DmcCfg *c) { return (Decide){c->gain, c->offset, c->temperature, EPS, group_of(c)}; }
+static Decide decide_of(const DmcCfg *c) {
+    return (Decide){c->gain, c->offset, c->temperature, EPS, group_of(c), dmc_itself(c)};
+}
 
 /* Gather the rows of Wq or Wk that make u (0..G-1) and the mean query lane (G..2G-1), and their biases. They are
  * multiplied by a batch-invariant op and not with the other projections: prefill and decoding must make the same
@@ -205,7 +222,8 @@ static void normed_lanes(Run *r, const DmcCfg *c, const GqaW *w, Tensor x, Tenso
         r->ops->columns(r, u, h, q, lane_of(c), 1);
     }
 }
-static void dmc_decisions(Run *r, const DmcCfg *c, const DmcW *w, Tensor x, Kv *kv, S *s) {
+static void dmc_decisions(Run *r, const DmcCfg *c, const DmcW *w, Tensor x, Kv *kv, S *s, const Slot *history) {
+    const Tensor past = history && dmc_itself(c) ? kv_carry(history) : ABSENT;
     int O = (dmc_merges(c) ? 2 : 1) * c->g.kv_heads;
     Mark mark = arena_mark(r->scratch);
     Tensor rows = w->wd, bias = w->bd, u = SCRATCH(r, "lanes", r->batch->N, O);
@@ -218,7 +236,8 @@ static void dmc_decisions(Run *r, const DmcCfg *c, const DmcW *w, Tensor x, Kv *
         }
         r->ops->linear_invariant(r, u, x, rows, bias);
     }
-    r->ops->decide(r, s->alpha, s->omega, kv->bias, kv->evicted, u, decide_of(c));
+    r->ops->decide(r, s->alpha, s->omega, kv->bias, kv->evicted, u, past, decide_of(c));
+    if (dmc_itself(c) && present(kv->carry)) r->ops->columns(r, kv->carry, 0, tensor_rows(u, 1), 0, 1);
     arena_release(r->scratch, mark);
 }
 
@@ -249,7 +268,7 @@ static void dmc_run(Run *r, const DmcCfg *c, const DmcW *dw, Tensor x, Kv *kv, S
     bool all = r->in.n == r->out.n; /* otherwise queries have fewer rows */
     Projection p[] = {{k, w->wk, w->bk}, {v, w->wv, w->bv}, {q, w->wq, w->bq}};
     r->ops->linear_many(r, 2 + all, p, x);
-    if (dmc_soft(c)) dmc_decisions(r, c, dw, x, kv, s);
+    if (dmc_soft(c)) dmc_decisions(r, c, dw, x, kv, s, history);
     if (dmc_merges(c)) {
         Tensor past = history && carry_rows(c) ? kv_carry(history) : ABSENT,
                z = SCRATCH(r, "Z", r->in.n, c->g.kv_heads);

@@ -244,10 +244,11 @@ class Dmc(Gqa):
         self.decide_proj = nn.Linear(m["d_model"], self.G) if c.get("decide") == "adapter" else None
 
     def turn(self, x, step):
-        """Rotated, with the lane of every step-th head 0 before and after."""
+        """Rotated, with the lane of every step-th head 0 before and, unless the rotation refills it, after."""
         keep = torch.ones(x.shape[1], 1, self.D, dtype=x.dtype, device=x.device)
         keep[::step, :, self.lane] = 0
-        return rotated(x * keep, self.c["rope"], self.m["max_positions"]) * keep
+        x = rotated(x * keep, self.c["rope"], self.m["max_positions"])
+        return x if self.c.get("lane_turned") else x * keep
 
     def mean(self, x, alpha, omega):
         """sum_j p_tj omega_j x_j / z_t, p_tj = alpha_{j+1} .. alpha_t, over the newest `window` rows."""
@@ -274,6 +275,8 @@ class Dmc(Gqa):
             u = k[..., self.lane] if self.merges else lanes[:, :, 0]
             if self.decide_proj is not None:
                 u = self.decide_proj(x).transpose(1, 2)
+            if c.get("governs") == "itself":
+                u = F.pad(u[:, :, :-1], (1, 0))
             alpha = (self.gain * u > c["offset"]).to(x.dtype)
             alpha[:, :, 0] = 0
             if self.merges:

@@ -22,16 +22,11 @@ optim: {lr: 1e-2, warmup: 1}
 YAML
 nll() { sed -n 's/.*"nll": *\([0-9.]*\).*/\1/p' "$1" | head -n 1; }
 
-types=0
-while read -r type; do
-    for dir in "$families"/*/; do # the first of the type
-        grep -q "\"model_type\": \"$type\"" "$dir/config.json" && break
-        dir=
-    done
-    [ -n "$dir" ] || { wrong "$type: no golden model" && continue; }
-    types=$((types + 1))
+commands() { # of the model in DIR, called NAME
+    local type=$1 dir=$2 at how before after vocab
     at=$tmp/$type
     mkdir "$at" && cp "$dir/config.json" "$dir/model.safetensors" "$at"
+    [ ! -f "$dir/dms_metadata.json" ] || cp "$dir/dms_metadata.json" "$at"
     vocab=$(sed -n 's/.*"vocab_size": *\([0-9]*\).*/\1/p' "$at/config.json" | head -n 1)
     tokenizer "$vocab" >"$at/tokenizer.json"
     ok info "$at"
@@ -50,7 +45,23 @@ while read -r type; do
         ok generate "$at-run" --prompt abcab --max-new 6 --temperature 0 $one
         rm -rf "$at-run"
     done
+}
+
+types=0
+while read -r type; do
+    for dir in "$families"/*/; do # the first of the type
+        grep -q "\"model_type\": \"$type\"" "$dir/config.json" && break
+        dir=
+    done
+    [ -n "$dir" ] || { wrong "$type: no golden model" && continue; }
+    types=$((types + 1))
+    commands "$type" "$dir"
     verdict "$type"
 done < <("$prog" info --families | sed -n 's/^| `\([a-z0-9_]*\)` .*/\1/p' | grep -vx -e kvsmith -e llama -e qwen3_5 -e qwen3_5_moe)
+for dir in tests/golden/dms/*/; do # with delayed eviction
+    name=dms-$(basename "$dir")
+    commands "$name" "$dir"
+    verdict "$name"
+done
 [ "$types" -ge 30 ] || wrong "$types types"
 verdict all_types

@@ -1,9 +1,9 @@
 #!/usr/bin/env python3
-"""Golden models with delayed eviction (DMS) in the forms in which they are published: families/dms-*.
+"""Golden models with delayed eviction (DMS) in the forms in which they are published: dms/*.
 
     make_dms.py MODEL_OPTIMIZER [OUT]
 
-MODEL_OPTIMIZER is a checkout of github.com/NVIDIA/Model-Optimizer (made with 913f5e224); OUT is families/ beside this
+MODEL_OPTIMIZER is a checkout of github.com/NVIDIA/Model-Optimizer (made with 913f5e224); OUT is dms/ next to this
 script. The Qwen models are run by its experimental/dms on the CPU, from config.json to logits, but for dms_attention:
 its kernels need a GPU, so the mask is typed here from the rule. Key j is hidden from queries more than dms_window_size
 positions later if token j + 1 decided so. FastDMS has no CPU code: there transformers' Llama has the attention below,
@@ -94,13 +94,13 @@ published = ("dms_alpha_scale", "dms_initial_alpha_offset", "dms_window_size", "
 adapter = dict(dms_separate_alpha=True, dms_alpha_scale=10.0)
 # name: class, config, settings, keys of DMS that config.json keeps (None: all), further files, seed
 cases = {
-    "dms-channel": (nvidia.Qwen3ForCausalLMDMS, Qwen3ConfigDMS, {**some, **short}, published, {}, 1),
-    "dms-adapter": (nvidia.Qwen3ForCausalLMDMS, Qwen3ConfigDMS,
+    "channel": (nvidia.Qwen3ForCausalLMDMS, Qwen3ConfigDMS, {**some, **short}, published, {}, 1),
+    "adapter": (nvidia.Qwen3ForCausalLMDMS, Qwen3ConfigDMS,
                     {**some, **short, **adapter, "attention_bias": True, "dms_initial_alpha_offset": 2.0,
                      "tie_word_embeddings": True}, None, {}, 2),
-    "dms-layer": (nvidia.Qwen3ForCausalLMDMS, Qwen3ConfigDMS,
+    "layer": (nvidia.Qwen3ForCausalLMDMS, Qwen3ConfigDMS,
                   {**some, **short, **adapter, "dms_window_size": 4, "dms_alpha_per": "layer"}, None, {}, 3),
-    "dms-fast": (FastDms, LlamaConfig,
+    "fast": (FastDms, LlamaConfig,
                  {**some, "dms_window_size": 3, "dms_alpha_scale": 100.0, "dms_initial_alpha_offset": 5.0, "dms_cr": 8},
                  published, {"dms_metadata.json": dict(window_size=3, alpha_scale=100.0, alpha_offset=5.0, target_cr=8)}, 4),
 }
@@ -128,7 +128,7 @@ def config_json(where, model_class, keep):
     path.write_text(json.dumps(config, indent=2) + "\n")
 
 
-out = pathlib.Path(sys.argv[2]) if len(sys.argv) > 2 else here / "families"
+out = pathlib.Path(sys.argv[2]) if len(sys.argv) > 2 else here / "dms"
 torch.set_num_threads(1)
 report = {}
 for name, (model_class, config_class, settings, keep, files, seed) in cases.items():
@@ -161,4 +161,4 @@ for name, (model_class, config_class, settings, keep, files, seed) in cases.item
     print(name, report[name], sum(f.stat().st_size for f in where.iterdir()), "bytes")
 versions = {"python": sys.version.split()[0], "torch": torch.__version__, "transformers": transformers.__version__,
             "safetensors": safetensors.__version__, "models": report}
-(out / "versions-dms.json").write_text(json.dumps(versions, indent=2) + "\n")
+(out / "versions.json").write_text(json.dumps(versions, indent=2) + "\n")
