@@ -81,7 +81,7 @@ bool hf_dms_read(const HfFile *f, bool llama, HfShape *s) {
          *path = xformat("%s/%s", dir, HF_DMS_METADATA);
     const bool there = file_exists(dir, HF_DMS_METADATA, f->e);
     json_t *j = json_copy((json_t *)f->j);
-    const HfFile all = {there ? path : f->path, j, f->e};
+    const HfFile all = {dms_given(f->j) ? f->path : path, j, f->e};
     bool ok = there ? dms_metadata(f, path, j) : !f->e->status;
     if (ok && (there || dms_given(j))) ok = dms_values(&all, s, there || llama);
     json_decref(j);

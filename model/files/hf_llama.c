@@ -126,7 +126,8 @@ static const char *const llama_keys[] = {"pretraining_tp", HF_DMS_KEYS, NULL},
                                                 HF_DMS_KEYS, NULL};
 const HfType hf_llama = {.type = "llama",
                          .architecture = "LlamaForCausalLM",
-                         .about = "Llama 1 to 3, SmolLM, TinyLlama and models of their form; DMS is read alone",
+                         .about =
+                             "Llama 1 to 3, SmolLM, TinyLlama and models of their form; with DMS: read, not written",
                          .keys = llama_keys,
                          .mixer = "gqa",
                          .read = llama_read,
@@ -154,7 +155,8 @@ const HfType hf_qwen2 = {.type = "qwen2",
                          .positions = 32768};
 const HfType hf_qwen3 = {.type = "qwen3",
                          .architecture = "Qwen3ForCausalLM",
-                         .about = "Qwen 3: norms of queries and keys, windows in some layers; DMS is read alone",
+                         .about =
+                             "Qwen 3: norms of queries and keys, windows in some layers; with DMS: read, not written",
                          .keys = qwen3_keys,
                          .mixer = "gqa",
                          .read = qwen3_read,
