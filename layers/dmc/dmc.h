@@ -27,6 +27,9 @@
  * u_t: Ops.decide reads u a row earlier, and a lane carries its last u. `lane_turned`: the rotation refills the lane of
  * the deciding query head, which is 0 before it alone.
  *
+ * With qk_norm an evicting lane decides by its normed value, as in NVIDIA's published Qwen3; merging and phase zero have
+ * no norms.
+ *
  * train/ computes the loss that asks for compression from STAT_MERGED, the sum of [l > 0] over lanes and rows. Its
  * gradient is that of alpha.
  * Sources: arXiv:2403.09636 with NVIDIA/Megatron-LM branch dmc, megatron/contrib/dmc; arXiv:2506.05345 with
