@@ -22,13 +22,14 @@ optim: {lr: 1e-2, warmup: 1}
 YAML
 nll() { sed -n 's/.*"nll": *\([0-9.]*\).*/\1/p' "$1" | head -n 1; }
 
-commands() { # of the model in DIR, called NAME
+commands() { # NAME DIR TRAINING...: of the model in DIR; the settings of each training
     local type=$1 dir=$2 at how before after vocab
     at=$tmp/$type
     mkdir "$at" && cp "$dir/config.json" "$dir/model.safetensors" "$at"
     [ ! -f "$dir/dms_metadata.json" ] || cp "$dir/dms_metadata.json" "$at"
     vocab=$(sed -n 's/.*"vocab_size": *\([0-9]*\).*/\1/p' "$at/config.json" | head -n 1)
     tokenizer "$vocab" >"$at/tokenizer.json"
+    shift 2
     ok info "$at"
     grep -q '^parameters ' "$tmp/out" || wrong "$type: info: $(cat "$tmp/out")"
     ok generate "$at" --prompt abcab --max-new 6 --temperature 0 $one
@@ -37,7 +38,7 @@ commands() { # of the model in DIR, called NAME
     ok convert "$at" "$at-same" --to same $one
     ok eval "$at-same" ppl --data "$tmp/text" --json $one
     [ "$(nll "$tmp/out")" = "$before" ] || wrong "$type: nll $before, converted $(nll "$tmp/out")"
-    for how in '' lora.rank=2; do
+    for how; do
         ok train "$tmp/train.yaml" init_from="$at" run.dir="$at-run" $how $one
         ok eval "$at-run" ppl --data "$tmp/text" --json $one
         after=$(nll "$tmp/out")
@@ -55,12 +56,12 @@ while read -r type; do
     done
     [ -n "$dir" ] || { wrong "$type: no golden model" && continue; }
     types=$((types + 1))
-    commands "$type" "$dir"
+    commands "$type" "$dir" '' lora.rank=2
     verdict "$type"
 done < <("$prog" info --families | sed -n 's/^| `\([a-z0-9_]*\)` .*/\1/p' | grep -vx -e kvsmith -e llama -e qwen3_5 -e qwen3_5_moe)
 for dir in tests/golden/dms/*/; do # with delayed eviction
     name=dms-$(basename "$dir")
-    commands "$name" "$dir"
+    commands "$name" "$dir" ''
     verdict "$name"
 done
 [ "$types" -ge 30 ] || wrong "$types types"
