@@ -95,7 +95,14 @@ bool hf_open_dir(St *st, const char *dir, Err *e) {
     const HfType *type = name ? hf_type(name) : NULL;
     bool ok = !e->status;
     if (ok && type && json_object_size(v)) ok = hf_quant_open(st, type, &(HfFile){path, v, e});
-    if (ok && type == &hf_qwen3) ok = hf_dms_open(st, &(HfFile){path, j, e});
+    if (ok && type == &hf_qwen3 && hf_dms_adapted(j)) {
+        ModelCfg c;
+        ok = hf_config_read(dir, &c, e);
+        if (ok) {
+            ok = hf_dms_open(st, &(HfFile){path, j, e}, &c);
+            model_cfg_free(&c);
+        }
+    }
     json_decref(j);
     free(path);
     if (!ok) st_close(st);

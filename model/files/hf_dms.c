@@ -157,21 +157,13 @@ static bool dms_layer(St *st, int l, const Adapter *k, Err *e) {
     free(at), free(w), free(n), free(b), free(a), free(to), free(tob);
     return out != NULL;
 }
-bool hf_dms_open(St *st, const HfFile *f) {
-    ModelCfg c;
+bool hf_dms_adapted(const json_t *config) { return json_is_true(json_object_get(config, "dms_separate_alpha")); }
+bool hf_dms_open(St *st, const HfFile *f, const ModelCfg *c) {
+    const DmcCfg *k = c->kind[c->pattern[0]].cfg;
+    const char *per = json_string_value(json_object_get(f->j, "dms_alpha_per"));
+    const Adapter a = {k->g.kv_heads, c->d_model, per && !strcmp(per, "layer") ? 0 : -1,
+                       json_is_true(json_object_get(f->j, "attention_bias"))};
     bool ok = true;
-    if (!json_is_true(json_object_get(f->j, "dms_separate_alpha"))) return true;
-    char *dir = xformat("%.*s", (int)(strrchr(f->path, '/') - f->path), f->path);
-    if (hf_config_read(dir, &c, f->e)) {
-        const DmcCfg *k = c.kind[c.pattern[0]].cfg;
-        const char *per = json_string_value(json_object_get(f->j, "dms_alpha_per"));
-        const Adapter a = {k->g.kv_heads, c.d_model, per && !strcmp(per, "layer") ? 0 : -1,
-                           json_is_true(json_object_get(f->j, "attention_bias"))};
-        for (int l = 0; ok && l < c.layers; l++) ok = dms_layer(st, l, &a, f->e);
-        model_cfg_free(&c);
-    } else {
-        ok = false;
-    }
-    free(dir);
+    for (int l = 0; ok && l < c->layers; l++) ok = dms_layer(st, l, &a, f->e);
     return ok;
 }

@@ -59,8 +59,10 @@ typedef struct {
         "dms_manual_inference_mode", "dms_chunked_prefill", "dms_preallocate_for_tokens", "dms_compile_limit"
 /* The settings of a kind of layer that evicts, in the place of those of its gqa. */
 void hf_dms_json(const HfDms *, json_t *kind);
-/* Opened files of a directory whose config.json is `f`: an adapter's tensors become those of `decide: adapter`. */
-bool hf_dms_open(St *, const HfFile *f);
+/* Whether config.json says that an adapter decides; then hf_dms_open makes of its tensors those of `decide: adapter` in
+ * the opened files of the directory, whose config.json `f` was read as *c. */
+bool hf_dms_adapted(const json_t *config);
+bool hf_dms_open(St *, const HfFile *f, const ModelCfg *c);
 
 /* ---- model types ------------------------------------------------------------------------------------------------ */
 enum { HF_ANYWHERE, HF_ATTENTION, HF_STATE };
