@@ -23,12 +23,12 @@
  * of a head are supported. Wd and bd begin as zeros: nothing is evicted, and the model is the plain one.
  *
  * `governs: itself` (evict alone, as FastDMS): alpha_t is about row t, and the pass of token t+1 applies it: until then
- * row t is visible anyway, unless delay is 0, which hides it from all others. So it is the decision of token t+1 made by
+ * row t is visible anyway, unless delay is 0, which hides it from all others. So it is the decision of token t+1 by
  * u_t: Ops.decide reads u a row earlier, and a lane carries its last u. `lane_turned`: the rotation refills the lane of
  * the deciding query head, which is 0 before it alone.
  *
- * With qk_norm an evicting lane decides by its normed value, as in NVIDIA's published Qwen3; merging and phase zero have
- * no norms.
+ * With qk_norm an evicting lane decides by its normed value, as in NVIDIA's published Qwen3; merging and phase zero
+ * have no norms.
  *
  * train/ computes the loss that asks for compression from STAT_MERGED, the sum of [l > 0] over lanes and rows. Its
  * gradient is that of alpha.

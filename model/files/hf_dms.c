@@ -89,18 +89,6 @@ bool hf_dms_read(const HfFile *f, bool llama, HfShape *s) {
     free(dir);
     return ok;
 }
-void hf_dms_json(const HfDms *d, json_t *kind) {
-    json_object_set_new(kind, "mixer", json_string("dmc"));
-    json_object_set_new(kind, "action", json_string("evict"));
-    json_object_set_new(kind, "decide", json_string(dmc_deciders[d->adapter ? DMC_ADAPTER : DMC_LANE]));
-    json_object_set_new(kind, "governs", json_string(dmc_governs[d->own ? DMC_ITSELF : DMC_PREVIOUS]));
-    json_object_set_new(kind, "lane_turned", json_boolean(d->own));
-    json_object_set_new(kind, "delay", json_integer(d->delay));
-    json_object_set_new(kind, "gain", json_real(d->gain));
-    json_object_set_new(kind, "offset", json_real(d->offset));
-    json_object_set_new(kind, "temperature", json_real(d->temperature));
-}
-
 /* ---- adapters ---------------------------------------------------------------------------------------------------- */
 
 /* The tensor of that name, in double: (rows, cols), or (cols) with rows 0. NULL: refused. */

@@ -57,8 +57,6 @@ typedef struct {
     "dms_window_size", "dms_alpha_scale", "dms_initial_alpha_offset", "dms_alpha_offset", "dms_tau", "dms_cr", \
         "dms_separate_alpha", "dms_alpha_per", "dms_disable_eviction", "dms_paged_attention_block_size",       \
         "dms_manual_inference_mode", "dms_chunked_prefill", "dms_preallocate_for_tokens", "dms_compile_limit"
-/* The settings of a kind of layer that evicts, in the place of those of its gqa. */
-void hf_dms_json(const HfDms *, json_t *kind);
 /* Whether config.json says that an adapter decides; then hf_dms_open makes of its tensors those of `decide: adapter` in
  * the opened files of the directory, whose config.json `f` was read as *c. */
 bool hf_dms_adapted(const json_t *config);

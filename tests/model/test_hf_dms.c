@@ -94,8 +94,8 @@ Test(hf_dms, decoding) {
     }
 }
 
-/* Saved, such a model is one of type kvsmith with the same settings and logits, bit for bit; files of NVIDIA's code or of
- * FastDMS do not go along. */
+/* Saved, such a model is one of type kvsmith with the same settings and logits, bit for bit; FastDMS's file does not go
+ * along. */
 Test(hf_dms, saved_as_our_own) {
     for (int i = 0; i < DMS; i++) {
         char *dir = xformat(DMS_DIRS "%s", dms[i]), *to = check_path(dms[i]), *config = xformat("%s/config.json", to);
