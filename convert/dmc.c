@@ -7,7 +7,7 @@ enum { DECIDE_LANE = DMC_LANE, DECIDE_ADAPTER = DMC_ADAPTER, DECIDE_AUTO };
 static const char *const deciders[] = {"lane", "adapter", "auto", NULL};
 
 typedef struct {
-    int action, decide, lane, window, delay, steps, every;
+    int action, decide, lane, window, delay, governs, steps, every;
     double temperature, offset, rate, target;
     char gain[KEY_TEXT_MAX];
     Ints keep;
@@ -52,6 +52,15 @@ typedef struct {
              1 << 20,                                                                                                 \
              "evict: positions that a row stays visible after the decision",                                          \
              0,                                                                                                       \
+             0},                                                                                                      \
+            {"governs",                                                                                               \
+             KEY_CHOICE,                                                                                              \
+             AT(governs),                                                                                             \
+             "previous",                                                                                              \
+             0,                                                                                                       \
+             0,                                                                                                       \
+             "evict: which row a token's decision is about: the previous token's, or its own: itself",                \
+             dmc_governs,                                                                                             \
              0},                                                                                                      \
             {"temperature", KEY_FLOAT, AT(temperature), "0.1", 1e-3, 1e3, "temperature of the soft decisions", 0, 0}, \
             {"offset", KEY_FLOAT, AT(offset), "5", 0, 1e3, "how far below its threshold a decision starts", 0, 0},    \
@@ -130,6 +139,10 @@ static bool dmc_decider(const Job *j, const bool *convert, bool *adapter, Err *e
     *adapter = c->decide == DECIDE_ADAPTER || (c->decide == DECIDE_AUTO && l >= 0);
     if (*adapter && c->action == DMC_MERGE)
         return err_input(e, "decide: adapter evicts rows and merges none; use --to dms, or decide=lane");
+    if (c->governs == DMC_ITSELF && c->action == DMC_MERGE)
+        return err_input(e, "governs: a merge is with the previous row; use --to dms, or leave governs out");
+    if (c->governs == DMC_ITSELF && l >= 0 && job_mla(&j->a, l))
+        return err_input(e, "governs: latents (layer %d) are decided about by the next token; leave governs out", l);
     if (*adapter || l < 0) return true;
     return err_input(e, "decide: layer %d %s, so no channel of a head can decide; set decide=adapter or keep=[%d]", l,
                      job_mla(&j->a, l) ? "has latents, one row for all heads" : "publishes its rows, without queries",
@@ -156,14 +169,14 @@ static void dmc_kind(const Job *j, json_t *model, const char *name, bool adapter
     const GqaCfg *g = kind_gqa(j, name);
     json_t *kind = json_object_get(json_object_get(model, "kinds"), name);
     kind_split(model, name, j->target->name, convert,
-               json_pack("{ss si si si sO si sb sb sb sb ss ss ss ss si si sf sf sf}", "mixer", "dmc", "heads",
+               json_pack("{ss si si si sO si sb sb sb sb ss ss ss ss si si ss sf sf sf}", "mixer", "dmc", "heads",
                          g->heads, "kv_heads", g->kv_heads, "head_dim", g->head_dim, "rope",
                          json_object_get(kind, "rope"), "rope_dims", g->rope_dims, "qk_norm", g->qk_norm,
                          "qk_norm_wide", g->qk_norm_wide, "qkv_bias", g->qkv_bias, "o_bias", g->o_bias, "phase",
                          adapter ? "soft" : "zero", "action", dmc_actions[c->action], "decide",
                          dmc_deciders[adapter ? DMC_ADAPTER : DMC_LANE], "lane", dmc_lanes[c->lane], "window",
-                         c->window, "delay", c->delay, "temperature", c->temperature, "offset", c->offset, "gain",
-                         gain));
+                         c->window, "delay", c->delay, "governs", dmc_governs[c->governs], "temperature",
+                         c->temperature, "offset", c->offset, "gain", gain));
 }
 static void mla_kind(const Job *j, json_t *model, const char *name, double gain, const bool *convert) {
     const Dmc *c = j->cfg;

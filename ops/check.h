@@ -136,11 +136,14 @@ static inline void check_merge_backward(const Run *r, Tensor y, Tensor x) {
     check_merge(r, y, x);
     CHECK(!r->batch->history, "means are trained on whole documents");
 }
-static inline void check_decide(const Run *r, Tensor alpha, Tensor omega, Tensor bias, Tensor u) {
+static inline void check_decide(const Run *r, Tensor alpha, Tensor omega, Tensor bias, Tensor u, Tensor past,
+                                Decide d) {
     int N = r->batch->N, G = alpha.n[1];
     CHECK(alpha.n[0] == N && u.n[0] == N && u.n[1] == (present(omega) ? 2 : 1) * G &&
               tensor_count(bias) == (size_t)N * (size_t)G,
           "%d rows, alpha (%d,%d), u (%d,%d)", N, alpha.n[0], G, u.n[0], u.n[1]);
+    CHECK(!d.itself || (!present(omega) && (present(past) || !r->batch->history)),
+          "decisions of rows about themselves");
 }
 static inline void check_decide_backward(const Run *r, Tensor du, Tensor dm, Tensor domega, Tensor alpha) {
     CHECK(alpha.n[0] == r->batch->N && tensor_count(du) == tensor_count(alpha) && present(dm) == present(domega),

@@ -74,6 +74,7 @@ typedef struct {
 typedef struct {
     double gain, offset, temperature, eps;
     int group;
+    bool itself; /* a row decides about itself, one row later, and not about its predecessor */
 } Decide;
 /* One of several matrices that share an input, or the gradients of one: y = x w^T + bias. */
 typedef struct {

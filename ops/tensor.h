@@ -35,7 +35,7 @@ typedef struct {
 } Into;
 
 size_t dtype_size(Dtype);
-const char *dtype_name(Dtype); /* "F32": the names of safetensors */
+const char *dtype_name(Dtype);                /* "F32": the names of safetensors */
 static inline size_t tensor_count(Tensor t) { /* product of n; 0 when absent */
     size_t c = t.rank > 0;
     for (int i = 0; i < t.rank; i++) c *= (size_t)t.n[i];

@@ -8,11 +8,12 @@ void adapter_fields(Fields *f, Tensor *w, Tensor *b, int lanes, int d_model) {
 }
 /* The product has a fixed rounding, apart from the other projections: prefill and decoding must make the same
  * decisions. */
-void adapter_decide(Run *r, Tensor w, Tensor b, Decide d, Tensor x, const Kv *kv, Tensor alpha) {
+void adapter_decide(Run *r, Tensor w, Tensor b, Decide d, Tensor x, const Kv *kv, Tensor past, Tensor alpha) {
     Mark mark = arena_mark(r->scratch);
     Tensor u = SCRATCH(r, "what decides", alpha.n[0], alpha.n[1]);
     r->ops->linear_invariant(r, u, x, w, b);
-    r->ops->decide(r, alpha, ABSENT, kv->bias, kv->evicted, u, d);
+    r->ops->decide(r, alpha, ABSENT, kv->bias, kv->evicted, u, past, d);
+    if (d.itself && present(kv->carry)) r->ops->columns(r, kv->carry, 0, tensor_rows(u, 1), 0, 1);
     arena_release(r->scratch, mark);
 }
 Tensor adapter_backward(Run *r, Decide d, const Kv *dkv, Tensor alpha, Dtype dtype) {

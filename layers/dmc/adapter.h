@@ -45,8 +45,10 @@
 
 /* Declares Wd (lanes,d) and bd (lanes). */
 void adapter_fields(Fields *, Tensor *w, Tensor *b, int lanes, int d_model);
-/* Decides about the rows of the pass: writes alpha (N,lanes), kv->bias and, for a cache, kv->evicted. */
-void adapter_decide(Run *, Tensor w, Tensor b, Decide, Tensor x, const Kv *kv, Tensor alpha);
+/* Decides about the rows of the pass: writes alpha (N,lanes), kv->bias and, for a cache, kv->evicted. Where rows decide
+ * about themselves (Decide.itself), past has the u that the cache carries, absent without a history, and the last u is
+ * carried on. */
+void adapter_decide(Run *, Tensor w, Tensor b, Decide, Tensor x, const Kv *kv, Tensor past, Tensor alpha);
 /* The gradient by u (N,lanes), in scratch, with the dtype of the layer's activations: of the masks' gradients, which
  * are complete, and of r->dstat. */
 Tensor adapter_backward(Run *, Decide, const Kv *dkv, Tensor alpha, Dtype);

@@ -9,7 +9,8 @@
 
 static const char *const phases[] = {"zero", "soft", NULL};
 const char *const dmc_lanes[] = {"last", "first", NULL}, *const dmc_actions[] = {"merge", "evict", NULL},
-                  *const dmc_deciders[] = {"lane", "adapter", NULL};
+                  *const dmc_deciders[] = {"lane", "adapter", NULL},
+                  *const dmc_governs[] = {"previous", "itself", NULL};
 #define AT(member) offsetof(DmcCfg, member)
 static const Key keys[] = {
     {"heads", KEY_INT, AT(g.heads), NULL, 0, 1024,
@@ -33,7 +34,7 @@ static const Key keys[] = {
     {"rope_dims", KEY_INT, AT(g.rope_dims), "0", 0, 1024, "adapter: rotated elements, the first of every head; 0: all",
      0, 0},
     {"qk_norm", KEY_BOOL, AT(g.qk_norm), "false", 0, 0,
-     "adapter: RMSNorm of every query and key head before the rotation", 0, 0},
+     "RMSNorm of every query and key head before the rotation; not with action: merge or phase: zero", 0, 0},
     {"qk_norm_wide", KEY_BOOL, AT(g.qk_norm_wide), "false", 0, 0,
      "adapter: RMSNorm of all query heads together, and of all key heads, before the rotation", 0, 0},
     {"lane", KEY_CHOICE, AT(lane), "last", 0, 0,
@@ -41,6 +42,11 @@ static const Key keys[] = {
     {"window", KEY_INT, AT(window), "12", 0, 4096,
      "merge: a row is the mean of at most this many newest tokens; 0: all", 0, 0},
     EVICT_KEYS(DmcCfg),
+    {"governs", KEY_CHOICE, AT(governs), "previous", 0, 0,
+     "evict: which row a token's decision is about: the previous token's, or its own (as FastDMS trains)", dmc_governs,
+     0},
+    {"lane_turned", KEY_BOOL, AT(lane_turned), "false", 0, 0,
+     "evict: the rotation refills the channel that decides, as in FastDMS; otherwise it is removed again", 0, 0},
     {0},
 };
 #undef AT
@@ -60,7 +66,8 @@ static bool dmc_normed(const DmcCfg *c) { return c->g.qk_norm || c->g.qk_norm_wi
 static bool dmc_merges(const DmcCfg *c) { return dmc_soft(c) && c->action == DMC_MERGE; }
 static int lane_of(const DmcCfg *c) { return c->lane == DMC_LAST ? c->g.head_dim - 1 : 0; }
 static int group_of(const DmcCfg *c) { return c->g.heads / c->g.kv_heads; }
-static int carry_rows(const DmcCfg *c) { return !dmc_merges(c) ? 0 : c->window ? c->window - 1 : 1; }
+static bool dmc_itself(const DmcCfg *c) { return dmc_soft(c) && c->governs == DMC_ITSELF; }
+static int carry_rows(const DmcCfg *c) { return !dmc_merges(c) ? dmc_itself(c) : c->window ? c->window - 1 : 1; }
 
 static bool dmc_check(void *cfg, Err *e) {
     DmcCfg *c = cfg;
@@ -77,15 +84,25 @@ static bool dmc_check(void *cfg, Err *e) {
         return err_input(
             e, "delay: %d positions, but a merged row is replaced at once; set action: evict or leave delay out",
             c->delay);
+    if (c->action == DMC_MERGE && (c->governs == DMC_ITSELF || c->lane_turned))
+        return err_input(e,
+                         "%s: only with action: evict; a merge is always with the previous row, by a channel that "
+                         "no query has",
+                         c->lane_turned ? "lane_turned" : "governs");
+    if (c->lane_turned && (dmc_adapter(c) || !dmc_soft(c)))
+        return err_input(e, "lane_turned: only with decide: lane in phase: soft; otherwise no channel is refilled");
     if (dmc_adapter(c) && c->action == DMC_MERGE)
         return err_input(e, "decide: adapter needs action: evict; a merge also needs importances, which lanes give");
     if (dmc_adapter(c) && !dmc_soft(c))
         return err_input(e, "phase: zero removes a channel, but with decide: adapter none decides; leave phase out");
-    if (!dmc_adapter(c) && (dmc_normed(c) || c->g.rope_dims))
+    if (!dmc_adapter(c) && (c->g.qk_norm_wide || c->g.rope_dims || (c->g.qk_norm && c->action == DMC_MERGE)))
         return err_input(e, "%s: not where a channel decides; set decide: adapter and action: evict",
                          c->g.rope_dims ? "rope_dims"
                          : c->g.qk_norm ? "qk_norm"
                                         : "qk_norm_wide");
+    if (c->g.qk_norm && !dmc_soft(c))
+        return err_input(e, "phase: zero removes a channel from projections, which changes what qk_norm makes of the "
+                            "others; set decide: adapter and leave phase out");
     if (c->gain == 0) c->gain = c->action == DMC_MERGE ? 1 : EVICT_GAIN;
     return true;
 }
@@ -120,13 +137,14 @@ static void dmc_weights(const void *cfg, void *w_, Fields *f) {
 }
 static void dmc_saved(const void *cfg, int N, void *s, Fields *f) { dmc_buffers(cfg, N, N, s, f); }
 
-/* The carried row: k and v before the merge, omega, alpha. Without a window: the means, Z and 0. */
+/* The carried row: k and v before the merge, omega, alpha. Without a window: the means, Z and 0. Of `governs: itself` u
+ * alone. */
 static void dmc_rows(const void *cfg, KvShape *s) {
     const DmcCfg *c = cfg;
     int D = c->g.head_dim;
     *s = (KvShape){.lanes = c->g.kv_heads, .kdim = D, .vdim = D, .evicts = dmc_soft(c), .delay = c->delay};
     s->carry_rows = carry_rows(c);
-    s->carry = s->carry_rows ? 2 * D + 2 : 0;
+    s->carry = dmc_itself(c) ? 1 : s->carry_rows ? 2 * D + 2 : 0;
 }
 
 /* ---- the lane ---------------------------------------------------------------------------------------------------- */
@@ -135,25 +153,23 @@ static void dmc_rows(const void *cfg, KvShape *s) {
 static void scale_lane(Run *r, const DmcCfg *c, Tensor x, int step, real m) {
     r->ops->scale_column(r, tensor_rows(x, step * x.n[2]), lane_of(c), (double)m);
 }
-/* Rotate (sign -1: transposed), with the lane multiplied by m before and after. */
+/* Rotate (sign -1: transposed), with the lane multiplied by m before and, unless the rotation refills it, after. */
 static void dmc_turn(Run *r, const DmcCfg *c, Tensor x, RowList rows, int step, real m, int sign) {
-    scale_lane(r, c, x, step, m);
+    if (!c->lane_turned || sign > 0) scale_lane(r, c, x, step, m);
     r->ops->rope(r, x, &c->g.table, rows, sign);
-    scale_lane(r, c, x, step, m);
+    if (!c->lane_turned || sign < 0) scale_lane(r, c, x, step, m);
 }
 /* The factor of the lane. It is 0 for models that decide, and in evaluation for a lane that fades. */
 static real dmc_left(const Run *r, const DmcCfg *c) {
     return dmc_soft(c) || !(r->mode & RUN_TRAIN) ? 0 : (real)fmax(0, 1 - r->progress / FADE);
 }
-/* Where an adapter decides, gqa_turn and gqa_turn_back have the place of these. */
+/* Where an adapter decides, gqa_turn and gqa_turn_back have the place of this. */
 static void turn_q(Run *r, const DmcCfg *c, Tensor q, RowList rows, int sign) {
     dmc_turn(r, c, q, rows, c->action == DMC_EVICT ? group_of(c) : 1, dmc_left(r, c), sign);
 }
+/* When merging: evicting leaves keys as they are. */
 static void turn_k(Run *r, const DmcCfg *c, Tensor k, RowList rows, int sign) {
-    if (c->action == DMC_EVICT)
-        r->ops->rope(r, k, &c->g.table, rows, sign);
-    else
-        dmc_turn(r, c, k, rows, 1, dmc_left(r, c), sign);
+    dmc_turn(r, c, k, rows, 1, dmc_left(r, c), sign);
 }
 
 /* Clear a row of weights or moments, which may have a smaller dtype, or be absent. */
@@ -173,7 +189,9 @@ static void stage_end(Device *dev, const void *cfg, void *w_) {
 
 /* ---- decisions --------------------------------------------------------------------------------------------------- */
 
-static Decide decide_of(const DmcCfg *c) { return (Decide){c->gain, c->offset, c->temperature, EPS, group_of(c)}; }
+static Decide decide_of(const DmcCfg *c) {
+    return (Decide){c->gain, c->offset, c->temperature, EPS, group_of(c), dmc_itself(c)};
+}
 
 /* Gather the rows of Wq or Wk that make u (0..G-1) and the mean query lane (G..2G-1), and their biases. They are
  * multiplied by a batch-invariant op and not with the other projections: prefill and decoding must make the same
@@ -189,18 +207,42 @@ static void lane_weights(Run *r, const DmcCfg *c, const GqaW *w, Tensor rows, Te
     r->ops->mean_rows(r, tensor_part(rows, G, G), w->wq, D, lane, group);
     if (c->g.qkv_bias) r->ops->mean_rows(r, tensor_part(bias, G, G), w->bq, D, lane, group);
 }
-static void dmc_decisions(Run *r, const DmcCfg *c, const DmcW *w, Tensor x, Kv *kv, S *s) {
+/* u of normed queries: the whole head is projected so, because its norm is over all of it. */
+static void normed_lanes(Run *r, const DmcCfg *c, const GqaW *w, Tensor x, Tensor u) {
+    const int N = r->batch->N, D = c->g.head_dim, each = group_of(c) * D;
+    const Tensor gain = norm_gain(r, w->nq, c->g.base.norm_plus_one);
+    const Tensor raw = SCRATCH(r, "deciding head", N, D), q = SCRATCH(r, "its norm", N, D),
+                 rstd = SCRATCH(r, "rstd", N);
+    Tensor rows = SCRATCH(r, "head's weights", D, c->g.base.d_model);
+    for (int h = 0; h < c->g.kv_heads; h++) {
+        const Tensor bias = c->g.qkv_bias ? tensor_part(w->bq, h * each, D) : ABSENT;
+        if (w->wq.dtype == REAL)
+            rows = tensor_part(w->wq, h * each, D);
+        else
+            r->ops->mean_rows(r, rows, w->wq, 1, h * each, 1);
+        r->ops->linear_invariant(r, raw, x, rows, bias);
+        r->ops->rmsnorm(r, q, rstd, raw, gain, c->g.base.norm_eps);
+        r->ops->columns(r, u, h, q, lane_of(c), 1);
+    }
+}
+static void dmc_decisions(Run *r, const DmcCfg *c, const DmcW *w, Tensor x, Kv *kv, S *s, const Slot *history) {
+    const Tensor past = history && dmc_itself(c) ? kv_carry(history) : ABSENT;
     if (dmc_adapter(c)) {
-        adapter_decide(r, w->wd, w->bd, decide_of(c), x, kv, s->alpha);
+        adapter_decide(r, w->wd, w->bd, decide_of(c), x, kv, past, s->alpha);
         return;
     }
     int O = (dmc_merges(c) ? 2 : 1) * c->g.kv_heads;
     Mark mark = arena_mark(r->scratch);
-    Tensor rows = SCRATCH(r, "lane weights", O, c->g.base.d_model), bias = SCRATCH(r, "lane biases", O),
-           u = SCRATCH(r, "lanes", r->batch->N, O);
-    lane_weights(r, c, &w->g, rows, bias);
-    r->ops->linear_invariant(r, u, x, rows, bias);
-    r->ops->decide(r, s->alpha, s->omega, kv->bias, kv->evicted, u, decide_of(c));
+    Tensor u = SCRATCH(r, "lanes", r->batch->N, O);
+    if (dmc_normed(c)) {
+        normed_lanes(r, c, &w->g, x, u);
+    } else {
+        Tensor rows = SCRATCH(r, "lane weights", O, c->g.base.d_model), bias = SCRATCH(r, "lane biases", O);
+        lane_weights(r, c, &w->g, rows, bias);
+        r->ops->linear_invariant(r, u, x, rows, bias);
+    }
+    r->ops->decide(r, s->alpha, s->omega, kv->bias, kv->evicted, u, past, decide_of(c));
+    if (dmc_itself(c) && present(kv->carry)) r->ops->columns(r, kv->carry, 0, tensor_rows(u, 1), 0, 1);
     arena_release(r->scratch, mark);
 }
 
@@ -231,7 +273,7 @@ static void dmc_run(Run *r, const DmcCfg *c, const DmcW *dw, Tensor x, Kv *kv, S
     bool all = r->in.n == r->out.n; /* otherwise queries have fewer rows */
     Projection p[] = {{k, w->wk, w->bk}, {v, w->wv, w->bv}, {q, w->wq, w->bq}};
     r->ops->linear_many(r, 2 + (all && c->g.heads), p, x);
-    if (dmc_soft(c)) dmc_decisions(r, c, dw, x, kv, s);
+    if (dmc_soft(c)) dmc_decisions(r, c, dw, x, kv, s, history);
     if (dmc_merges(c)) {
         Tensor past = history && carry_rows(c) ? kv_carry(history) : ABSENT,
                z = SCRATCH(r, "Z", r->in.n, c->g.kv_heads);
@@ -239,7 +281,7 @@ static void dmc_run(Run *r, const DmcCfg *c, const DmcW *dw, Tensor x, Kv *kv, S
         r->ops->merge(r, kv->v, z, v, s->alpha, s->omega, c->window, past, c->g.head_dim);
         dmc_carry(r, c, kv, s, z);
     }
-    if (dmc_adapter(c))
+    if (c->action == DMC_EVICT)
         gqa_turn(r, &c->g, r->in, made.k, s->k_raw, s->k_rstd, w->nk);
     else
         turn_k(r, c, made.k, r->in, 1);
@@ -249,10 +291,14 @@ static void dmc_run(Run *r, const DmcCfg *c, const DmcW *dw, Tensor x, Kv *kv, S
         return;
     }
     if (!all) r->ops->linear(r, q, wanted_rows(r, x), w->wq, w->bq);
-    if (dmc_adapter(c))
+    if (dmc_adapter(c)) {
         gqa_turn(r, &c->g, r->out, s->q, s->q_raw, s->q_rstd, w->nq);
-    else
+    } else {
+        if (dmc_normed(c))
+            r->ops->rmsnorm(r, s->q, s->q_rstd, s->q_raw, norm_gain(r, w->nq, c->g.base.norm_plus_one),
+                            c->g.base.norm_eps);
         turn_q(r, c, s->q, r->out, 1);
+    }
     kv_turn_queries(r, kv, s->q);
     if (history) kv_attend(r, history, kv, s->o, s->lse, s->q, gqa_attn(&c->g), false);
     r->ops->attend(r, s->o, s->lse, s->q, kv, gqa_attn(&c->g), history != NULL);
@@ -290,6 +336,13 @@ static void decisions_backward(Run *r, const DmcCfg *c, const S *s, Tensor da, T
     arena_release(r->scratch, mark);
 }
 
+/* The gradient of the projected queries from that of the normed ones, their lanes included. */
+static Tensor normed_back(Run *r, const DmcCfg *c, const S *s, const GqaW *w, GqaW *dw, Tensor dq) {
+    const Tensor graw = SCRATCH(r, "d projected", dq.n[0], dq.n[1], dq.n[2]),
+                 gain = norm_gain(r, w->nq, c->g.base.norm_plus_one);
+    r->ops->rmsnorm_backward(r, overwrite(graw), dw->nq, dq, s->q_raw, gain, s->q_rstd);
+    return graw;
+}
 /* The gradients of queries, as they were projected, in scratch, and those of the rows by their own queries. */
 static Tensor queries_backward(Run *r, const DmcCfg *c, const GqaW *w, GqaW *dw, const Kv *kv, const KvInto *dkv,
                                const S *s, Tensor dy) {
@@ -311,10 +364,10 @@ static void dmc_backward(Run *r, const void *cfg, const void *w_, void *dw_, Ten
     Mark mark = arena_mark(r->scratch);
     Tensor dq = ABSENT, dk = dkv->kv.k, dv = dkv->kv.v, da = ABSENT, domega = ABSENT;
     if (c->g.heads) dq = queries_backward(r, c, w, dw, kv, dkv, s, dy);
-    if (dmc_adapter(c))
+    if (c->action == DMC_EVICT)
         dk = gqa_turn_back(r, &c->g, dw->nk, dk, s->k_raw, s->k_rstd, w->nk);
     else
-        turn_k(r, c, dkv->kv.k, r->in, -1);
+        turn_k(r, c, dk, r->in, -1);
     if (dmc_merges(c)) {
         Tensor mean = SCRATCH(r, "mean k", N, G, D), z = SCRATCH(r, "Z", N, G);
         dk = SCRATCH(r, "d k", N, G, D), dv = SCRATCH(r, "d v", N, G, D);
@@ -326,6 +379,7 @@ static void dmc_backward(Run *r, const void *cfg, const void *w_, void *dw_, Ten
         r->ops->merge_backward(r, dv, da, domega, dkv->kv.v, s->v, kv->v, z, s->alpha, s->omega, c->window);
     }
     if (dmc_soft(c) && !dmc_adapter(c)) decisions_backward(r, c, s, da, domega, &dkv->kv, dk, dq);
+    if (dmc_normed(c) && !dmc_adapter(c)) dq = normed_back(r, c, s, w, dw, dq);
     Projection p[4], d[4];
     if (c->g.heads) p[n].w = w->wq, d[n++] = (Projection){dq, dw->wq, dw->bq};
     p[n].w = w->wk, d[n++] = (Projection){dk, dw->wk, dw->bk};

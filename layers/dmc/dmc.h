@@ -22,6 +22,14 @@
  * element a lane. No element is removed from attention, so there is no phase zero, and QK-norm and rotations of a part
  * of a head are supported. Wd and bd begin as zeros: nothing is evicted, and the model is the plain one.
  *
+ * `governs: itself` (evict alone, as FastDMS): alpha_t is about row t, and the pass of token t+1 applies it: until then
+ * row t is visible anyway, unless delay is 0, which hides it from all others. So it is the decision of token t+1 by
+ * u_t: Ops.decide reads u a row earlier, and a lane carries its last u. `lane_turned`: the rotation refills the lane of
+ * the deciding query head, which is 0 before it alone.
+ *
+ * With qk_norm an evicting lane decides by its normed value, as in NVIDIA's published Qwen3; merging and phase zero
+ * have no norms.
+ *
  * train/ computes the loss that asks for compression from STAT_MERGED, the sum of [l > 0] over lanes and rows. Its
  * gradient is that of alpha.
  * Sources: arXiv:2403.09636 with NVIDIA/Megatron-LM branch dmc, megatron/contrib/dmc; arXiv:2506.05345 with
@@ -34,16 +42,19 @@ enum { DMC_ZERO, DMC_SOFT };
 enum { DMC_LAST, DMC_FIRST };
 enum { DMC_MERGE, DMC_EVICT };
 enum { DMC_LANE, DMC_ADAPTER };
+enum { DMC_PREVIOUS, DMC_ITSELF };
 typedef struct {
     GqaCfg g; /* first */
-    int phase, decide, lane, action, window, delay;
+    int phase, decide, lane, action, window, delay, governs;
+    bool lane_turned;
     double temperature, offset, gain; /* gain 0: 1 to merge, 100 to evict */
 } DmcCfg;
 typedef struct {
     GqaW g;        /* first */
     Tensor wd, bd; /* (G,d) (G) of `decide: adapter` */
 } DmcW;
-extern const char *const dmc_actions[], *const dmc_lanes[], *const dmc_deciders[]; /* NULL-ended */
+extern const char *const dmc_actions[], *const dmc_lanes[], *const dmc_deciders[],
+                                                                *const dmc_governs[]; /* NULL-ended */
 
 /* What a retrofit can move. Under Adam the d_model weights of a decision channel change by about `rate` each in a step,
  * so a decision moves by at most about gain rate d_model (inputs have a mean square of 1), whatever the weight of the

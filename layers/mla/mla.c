@@ -204,7 +204,7 @@ static void mla_latents(Run *r, const MlaCfg *c, const W *w, Tensor x, Kv *kv, S
         r->ops->rope(r, k, &c->k_turn, r->in, 1);
         r->ops->columns(r, rows, rank, tensor_rows(k, ropes), 0, ropes);
     }
-    if (c->evict) adapter_decide(r, w->wd, w->bd, decide_of(c), x, kv, s->alpha);
+    if (c->evict) adapter_decide(r, w->wd, w->bd, decide_of(c), x, kv, ABSENT, s->alpha);
     kv_settle(r, kv);
     arena_release(r->scratch, mark);
 }

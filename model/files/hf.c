@@ -95,6 +95,14 @@ bool hf_open_dir(St *st, const char *dir, Err *e) {
     const HfType *type = name ? hf_type(name) : NULL;
     bool ok = !e->status;
     if (ok && type && json_object_size(v)) ok = hf_quant_open(st, type, &(HfFile){path, v, e});
+    if (ok && type == &hf_qwen3 && hf_dms_adapted(j)) {
+        ModelCfg c;
+        ok = hf_config_read(dir, &c, e);
+        if (ok) {
+            ok = hf_dms_open(st, &(HfFile){path, j, e}, &c);
+            model_cfg_free(&c);
+        }
+    }
     json_decref(j);
     free(path);
     if (!ok) st_close(st);
@@ -179,7 +187,7 @@ bool hf_is_bf16(const char *dir, Err *e) {
     }
     bool all = true;
     for (int i = 0; i < st.n; i++) {
-        if (st.entry[i].rank < 2) continue;
+        if (st.entry[i].rank < 2 || st.entry[i].made) continue;
         n++;
         const StEntry *s = &st.entry[i];
         all &= s->scale ? st_scaled_as(s) == BF16 : !strcmp(s->dtype, "BF16");

@@ -9,8 +9,9 @@
 /* True for tokenizers, templates, sampling settings and licences. False for files that are written for every model,
  * weights in any format, and records of another model's training. */
 static bool hf_copy_taken(const char *name) {
-    static const char *const not [] = {"config.json", "trainer_state.json", "all_results.json", "train_results.json",
-                                       "eval_results.json"};
+    static const char *const not [] = {"config.json",        "trainer_state.json", "all_results.json",
+                                       "train_results.json", "eval_results.json",  "dms_metadata.json",
+                                       "training_log.json"};
     static const char *const end[] = {".json", ".txt", ".model", ".jinja", ".bpe", ".tiktoken"};
     static const char *const begin[] = {"LICENSE", "LICENCE", "NOTICE", "USE_POLICY"};
     size_t n = strlen(name);

@@ -1,6 +1,7 @@
 /* hf_decoder.c: decoders of the Llama kind between config.json and our own settings: what all such types spell alike.
  * Their differences are in their tables and hooks (hf_llama.c and others). Source of fields, defaults and meaning:
  * transformers configuration_llama and modeling_llama, and those of the others. */
+#include "layers/dmc/dmc.h"
 #include "hf_file.h"
 
 /* ---- tables ------------------------------------------------------------------------------------------------------ */
@@ -119,6 +120,18 @@ static bool decoder_read(const HfType *t, const HfFile *f, HfShape *s) {
 
 /* ---- settings ---------------------------------------------------------------------------------------------------- */
 
+/* Delayed eviction: the settings of a gqa become those of a dmc. */
+static void dms_json(const HfDms *d, json_t *kind) {
+    json_object_set_new(kind, "mixer", json_string("dmc"));
+    json_object_set_new(kind, "action", json_string("evict"));
+    json_object_set_new(kind, "decide", json_string(dmc_deciders[d->adapter ? DMC_ADAPTER : DMC_LANE]));
+    json_object_set_new(kind, "governs", json_string(dmc_governs[d->own ? DMC_ITSELF : DMC_PREVIOUS]));
+    json_object_set_new(kind, "lane_turned", json_boolean(d->own));
+    json_object_set_new(kind, "delay", json_integer(d->delay));
+    json_object_set_new(kind, "gain", json_real(d->gain));
+    json_object_set_new(kind, "offset", json_real(d->offset));
+    json_object_set_new(kind, "temperature", json_real(d->temperature));
+}
 /* Of layer l. */
 static json_t *gqa_json(const HfShape *s, int l) {
     const GqaCfg *g = &s->g;
@@ -134,6 +147,7 @@ static json_t *gqa_json(const HfShape *s, int l) {
     if (g->soft_cap > 0) json_object_set_new(k, "soft_cap", json_real(g->soft_cap));
     if (g->out_gate) json_object_set_new(k, "out_gate", json_true());
     if (g->sink_scores) json_object_set_new(k, "sink_scores", json_true());
+    if (s->dms.on) dms_json(&s->dms, k);
     return k;
 }
 static json_t *line_json(const HfType *t, const HfShape *s) {

@@ -44,6 +44,24 @@ bool hf_quant_open(St *, const struct HfType *, const HfFile *f);
  * and reading gives those; their scales are no entries. */
 bool hf_open_dir(St *, const char *dir, Err *);
 
+/* ---- delayed eviction (hf_dms.c) --------------------------------------------------------------------------------- */
+/* Delayed eviction (hf_dms.c). own: a token decides about its own row, and the rotation refills the channel. */
+typedef struct {
+    bool on, adapter, own;
+    int delay;
+    double gain, offset, temperature;
+} HfDms;
+#define HF_DMS_METADATA "dms_metadata.json"
+/* Keys of config.json that a type with hf_dms_read has. */
+#define HF_DMS_KEYS                                                                                            \
+    "dms_window_size", "dms_alpha_scale", "dms_initial_alpha_offset", "dms_alpha_offset", "dms_tau", "dms_cr", \
+        "dms_separate_alpha", "dms_alpha_per", "dms_disable_eviction", "dms_paged_attention_block_size",       \
+        "dms_manual_inference_mode", "dms_chunked_prefill", "dms_preallocate_for_tokens", "dms_compile_limit"
+/* Whether config.json says that an adapter decides; then hf_dms_open makes of its tensors those of `decide: adapter` in
+ * the opened files of the directory, whose config.json `f` was read as *c. */
+bool hf_dms_adapted(const json_t *config);
+bool hf_dms_open(St *, const HfFile *f, const ModelCfg *c);
+
 /* ---- model types ------------------------------------------------------------------------------------------------ */
 enum { HF_ANYWHERE, HF_ATTENTION, HF_STATE };
 enum { HF_IN_ROW, HF_BY_HEADS, HF_BY_KEYS };
@@ -107,6 +125,7 @@ typedef struct {
     MoeCfg moe; /* of the layers in sparse; the others have a swiglu */
     int nsparse;
     bool sparse[LAYERS_MAX];
+    HfDms dms; /* reading: all layers are of the mixer dmc */
 } HfShape;
 
 /* What a type may have beyond a llama; `holds` sees to the rest. */
@@ -190,6 +209,8 @@ void hf_type_json(const HfType *, json_t *, const ModelCfg *);
 /* ---- decoders of the Llama kind (hf_decoder.c) ------------------------------------------------------------------- */
 json_t *hf_decoder_settings(const HfType *, const HfFile *);
 bool hf_decoder_is(const HfType *, const ModelCfg *, const char **why);
+/* hf_dms.c: delayed eviction, if config.json or a dms_metadata.json next to it speaks of it. llama: of that type. */
+bool hf_dms_read(const HfFile *, bool llama, HfShape *);
 void hf_decoder_json(const HfType *, json_t *, const ModelCfg *);
 /* The settings of layers of latent attention and of experts. */
 json_t *hf_mla_json(const HfShape *);

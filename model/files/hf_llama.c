@@ -85,10 +85,7 @@ void hf_qwen_windows_json(json_t *j, const ModelCfg *c, const HfShape *s) {
 
 /* ---- types ------------------------------------------------------------------------------------------------------- */
 
-static bool llama_read(const HfFile *f, HfShape *s) {
-    (void)s;
-    return hf_plain_layers(f);
-}
+static bool llama_read(const HfFile *f, HfShape *s) { return hf_plain_layers(f) && hf_dms_read(f, true, s); }
 static bool llama_holds(const ModelCfg *c, const HfShape *s, const char **why) {
     (void)c;
     if (s->nslide) return hf_no(why, "a window");
@@ -115,18 +112,22 @@ static bool qwen2_holds(const ModelCfg *c, const HfShape *s, const char **why) {
 }
 static bool qwen3_read(const HfFile *f, HfShape *s) {
     s->g.qk_norm = true;
-    return hf_qwen_windows(f, s);
+    return hf_qwen_windows(f, s) && hf_dms_read(f, false, s);
 }
 static bool qwen3_holds(const ModelCfg *c, const HfShape *s, const char **why) {
     (void)c;
     return s->g.qk_norm || hf_no(why, "no qk_norm");
 }
 
-static const char *const llama_keys[] = {"pretraining_tp", NULL}, *const mistral_keys[] = {"sliding_window", NULL},
-                         *const qwen_keys[] = {"sliding_window", "use_sliding_window", "max_window_layers", NULL};
+static const char *const llama_keys[] = {"pretraining_tp", HF_DMS_KEYS, NULL},
+                         *const mistral_keys[] = {"sliding_window", NULL},
+                         *const qwen_keys[] = {"sliding_window", "use_sliding_window", "max_window_layers", NULL},
+                         *const qwen3_keys[] = {"sliding_window", "use_sliding_window", "max_window_layers",
+                                                HF_DMS_KEYS, NULL};
 const HfType hf_llama = {.type = "llama",
                          .architecture = "LlamaForCausalLM",
-                         .about = "Llama 1 to 3, SmolLM, TinyLlama and models of their form",
+                         .about =
+                             "Llama 1 to 3, SmolLM, TinyLlama and models of their form; with DMS: read, not written",
                          .keys = llama_keys,
                          .mixer = "gqa",
                          .read = llama_read,
@@ -154,8 +155,9 @@ const HfType hf_qwen2 = {.type = "qwen2",
                          .positions = 32768};
 const HfType hf_qwen3 = {.type = "qwen3",
                          .architecture = "Qwen3ForCausalLM",
-                         .about = "Qwen 3: norms of queries and keys, windows in some layers",
-                         .keys = qwen_keys,
+                         .about =
+                             "Qwen 3: norms of queries and keys, windows in some layers; with DMS: read, not written",
+                         .keys = qwen3_keys,
                          .mixer = "gqa",
                          .read = qwen3_read,
                          .holds = qwen3_holds,

@@ -234,8 +234,10 @@ class Gqa(nn.Module):
 
 
 def gone_mask(u, gain, c):
-    """By u (B,lanes,T) row t decides about row t-1: decisions (B,lanes,T), and their mask (B,lanes,T,T), -inf where row j
-    is evicted and query i comes more than `delay` positions after it."""
+    """By u (B,lanes,T) row t decides about row t-1, with `governs: itself` by the u before its own: decisions (B,lanes,T),
+    and their mask (B,lanes,T,T), -inf where row j is evicted and query i comes more than `delay` positions after it."""
+    if c.get("governs") == "itself":
+        u = F.pad(u[:, :, :-1], (1, 0))
     alpha = (gain * u > c["offset"]).to(u.dtype)
     alpha[:, :, 0] = 0
     i, j = torch.arange(u.shape[2], device=u.device)[:, None], torch.arange(u.shape[2], device=u.device)
@@ -254,11 +256,11 @@ class Dmc(Gqa):
         self.decide_proj = nn.Linear(m["d_model"], self.G) if c.get("decide") == "adapter" else None
 
     def turn(self, x, step):
-        """Rotated, with the lane of every step-th head 0 before and after (step 0: of no head)."""
+        """Rotated, with the lane of every step-th head 0 before and, unless the rotation refills it, after."""
         keep = torch.ones(x.shape[1], 1, self.D, dtype=x.dtype, device=x.device)
-        if step:
-            keep[::step, :, self.lane] = 0
-        return rotated(x * keep, self.c["rope"], self.m["max_positions"]) * keep
+        keep[::step, :, self.lane] = 0
+        x = rotated(x * keep, self.c["rope"], self.m["max_positions"])
+        return x if self.c.get("lane_turned") else x * keep
 
     def mean(self, x, alpha, omega):
         """sum_j p_tj omega_j x_j / z_t, p_tj = alpha_{j+1} .. alpha_t, over the newest `window` rows."""
@@ -278,19 +280,24 @@ class Dmc(Gqa):
         k, v, bias = heads_of(self.k_proj(x), self.G), heads_of(self.v_proj(x), self.G), None
         if self.decide_proj is not None:
             bias = gone_mask(self.decide_proj(x).transpose(1, 2), self.gain, c)[1]
-            return super().turned(self.k_proj(x), self.G, self.k_norm), v, bias
-        if self.soft:
-            lanes = heads_of(self.q_proj(x), self.H)[..., self.lane].unflatten(1, (self.G, -1))
+        elif self.soft:
+            q = heads_of(self.q_proj(x), self.H)
+            if self.q_norm is not None:
+                q = self.q_norm(q)
+            lanes = q[..., self.lane].unflatten(1, (self.G, -1))
             alpha, bias = gone_mask(k[..., self.lane] if self.merges else lanes[:, :, 0], self.gain, c)
             if self.merges:
                 omega = (lanes.mean(2) + c["offset"]).sigmoid() + 2.0**-7
                 k, v = self.mean(k, alpha, omega), self.mean(v, alpha, omega)
-        return self.turn(k, 1 if self.merges else 0), v, bias
+        if not self.merges:
+            return super().turned(self.k_proj(x), self.G, self.k_norm), v, bias
+        return self.turn(k, 1), v, bias
 
     def turned(self, x, n, norm):
         if self.decide_proj is not None:
             return super().turned(x, n, norm)
-        return self.turn(heads_of(x, n), 1 if self.merges else self.H // self.G)
+        q = heads_of(x, n)
+        return self.turn(q if norm is None else norm(q), 1 if self.merges else self.H // self.G)
 
 
 class Mla(nn.Module):

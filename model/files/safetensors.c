@@ -220,6 +220,28 @@ bool st_open_files(St *st, const char *path, char *const *file, int n, Err *e) {
 static void entry_free(StEntry *t) {
     free(t->name);
     free(t->shape);
+    free(t->made);
+}
+void st_replace(St *st, const char *name, const char *as, Tensor t) {
+    const StEntry *old = st_find(st, name);
+    CHECK(old && (!as || (t.dtype == F32 && t.rank <= 2)), "%s", name);
+    StEntry s = {.name = as ? xstrdup(as) : NULL,
+                 .dtype = "F32",
+                 .rank = t.rank,
+                 .file = old->file,
+                 .p = t.p,
+                 .bytes = as ? tensor_bytes(t) : 0,
+                 .made = t.p};
+    StEntry *place = &st->entry[old - st->entry];
+    entry_free(place);
+    if (as) {
+        s.shape = xcalloc((size_t)t.rank, sizeof *s.shape);
+        for (int i = 0; i < t.rank; i++) s.shape[i] = (uint64_t)t.n[i];
+        *place = s;
+    } else {
+        memmove(place, place + 1, (size_t)(&st->entry[--st->n] - place) * sizeof *place);
+    }
+    qsort(st->entry, (size_t)st->n, sizeof *st->entry, safetensors_by_name);
 }
 
 void st_close(St *st) {

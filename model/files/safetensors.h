@@ -18,6 +18,7 @@ typedef struct {
     const unsigned char *p; /* not aligned: headers of any length are legal */
     size_t bytes;
     const StScale *scale; /* quantised: reading gives the values that the bytes stand for; NULL: it is not */
+    void *made;           /* st_replace: its bytes, which it owns; NULL: they are the file's */
 } StEntry;
 typedef struct {
     char *path;
@@ -87,6 +88,9 @@ bool st_open_dir(St *, const char *dir, Err *);
 /* Open several files as one; a name that is in two of them is there twice. `path` names them in messages. */
 bool st_open_files(St *, const char *path, char *const *file, int n, Err *);
 void st_close(St *);
+/* Take away the entry `name`, which must be there, and put `t` (F32, malloc'ed memory that the entry owns from now on)
+ * in its place under the name `as`, if that is not NULL. Pointers to entries are invalid then. */
+void st_replace(St *, const char *name, const char *as, Tensor t);
 const StEntry *st_find(const St *, const char *name); /* NULL: not there */
 /* Reading the entry gives other values than its bytes. */
 bool st_patched(const St *, const StEntry *);

@@ -6,10 +6,17 @@ static double logistic(double x) { return 1 / (1 + exp(-x)); }
 static double softplus(double x) { return x > 0 ? x + log1p(exp(-x)) : log1p(exp(x)); }
 static size_t lane_cell(Tensor t, int row, int h) { return (size_t)row * (size_t)t.n[1] + (size_t)h; }
 
-static void decide(Run *r, Tensor alpha, Tensor omega, Tensor bias, Tensor evicted, Tensor u, Decide d) {
+/* The element by which row i decides in lane h; 0 where it begins a document, of which it does not. */
+static double deciding(const Batch *b, Tensor u, Tensor past, Decide d, int i, int h) {
+    if (!d.itself) return R(u)[lane_cell(u, i, h)];
+    if (b->first[i] == i) return 0;
+    if (i > b->off[b->of[i]]) return R(u)[lane_cell(u, i - 1, h)];
+    return R(past)[(size_t)b->seq[b->of[i]] * (size_t)u.n[1] + (size_t)h];
+}
+static void decide(Run *r, Tensor alpha, Tensor omega, Tensor bias, Tensor evicted, Tensor u, Tensor past, Decide d) {
     const Batch *b = r->batch;
     int G = alpha.n[1], N = b->N;
-    check_decide(r, alpha, omega, bias, u);
+    check_decide(r, alpha, omega, bias, u, past, d);
     if (measuring(r)) return;
     bool train = r->mode & RUN_TRAIN;
     uint64_t key = noise_key(r, NOISE_DECISION);
@@ -18,7 +25,8 @@ static void decide(Run *r, Tensor alpha, Tensor omega, Tensor bias, Tensor evict
             bool begins = b->first[i] == i;
             size_t at = lane_cell(alpha, i, h);
             double p = train && !(r->mode & RUN_STILL) ? rng_uniform(noise_row(r, key, i), (uint64_t)h) : 0.5;
-            double still = d.gain * R(u)[lane_cell(u, i, h)] - d.offset, l = (still + log(p / (1 - p))) / d.temperature;
+            double still = d.gain * deciding(b, u, past, d, i, h) - d.offset,
+                   l = (still + log(p / (1 - p))) / d.temperature;
             bool hard = l > 0 && !begins;
             real soft = begins ? 0 : train ? (real)logistic(l) : hard;
             R(alpha)[at] = soft;
@@ -46,7 +54,8 @@ static void decide_backward(Run *r, Tensor du, Tensor dm, Tensor dalpha, Tensor 
             double asked = present(r->dstat) ? R(r->dstat)[b->of[i] * STATS + STAT_MERGED] : 0;
             if (b->first[i] != i)
                 dl = ((present(dalpha) ? R(dalpha)[at] : 0) + asked) * a * (1 - a) - a * R(dbias)[at - (size_t)G];
-            R(du)[at] += (real)(dl * d.gain / d.temperature);
+            if (!d.itself || b->first[i] != i)
+                R(du)[d.itself ? at - (size_t)G : at] += (real)(dl * d.gain / d.temperature);
             if (!present(dm)) continue;
             double o = R(omega)[at] - d.eps;
             R(dm)[at] += (real)(R(domega)[at] * o * (1 - o) / d.group);

@@ -417,12 +417,13 @@ void cuda_merge_backward(Cuda *, const CudaMerge *, float *dx, float *da, float 
  * of decisions are `stats` elements apart, its derivatives in dstat. */
 typedef struct {
     int N, B, G, wide, stats, group;
-    bool train, noise, smooth, count_still;
+    bool train, noise, smooth, count_still, itself;
     double gain, offset, temperature, eps;
     uint64_t key;
-    const uint64_t *at; /* cuda_decide: the key, as a captured pass reads it */
-    const int *of, *first, *off;
+    const uint64_t *at;                /* cuda_decide: the key, as a captured pass reads it */
+    const int *of, *first, *off, *seq; /* seq, past: with a history, of rows that decide about themselves */
     const uint64_t *id;
+    const float *past;
 } CudaDecide;
 /* omega, gone, stat: or NULL. */
 void cuda_decide(Cuda *, const CudaDecide *, float *alpha, float *omega, float *bias, float *evicted, float *stat,

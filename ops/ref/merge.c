@@ -73,24 +73,29 @@ void ref_merge_backward(Run *r, Tensor dx, Tensor da, Tensor dw, Tensor dy, Tens
 }
 
 /* ---- decisions ---- */
-void ref_decide(Run *r, Tensor alpha, Tensor omega, Tensor bias, Tensor evicted, Tensor u, Decide c) {
+void ref_decide(Run *r, Tensor alpha, Tensor omega, Tensor bias, Tensor evicted, Tensor u, Tensor past, Decide c) {
     const Batch *b = r->batch;
     const int G = alpha.n[1];
     const bool train = r->mode & RUN_TRAIN, noisy = train && !(r->mode & RUN_STILL);
     for (long i = 0; i < count(bias); i++) put(bias, i, 0);
     for (int i = 0; i < b->N; i++)
         for (int h = 0; h < G; h++) {
+            const bool begins = b->first[i] == i, inside = i > b->off[b->of[i]];
             const double p = noisy ? rng_uniform(noise_row(r, noise_key(r, NOISE_DECISION), i), (uint64_t)h) : 0.5,
-                         l = (c.gain * get2(u, i, h) - c.offset + log(p / (1 - p))) / c.temperature;
-            const bool begins = b->first[i] == i, hard = l > 0 && !begins;
+                         by = !c.itself ? get2(u, i, h)
+                              : begins  ? 0
+                              : inside  ? get2(u, i - 1, h)
+                                        : get(past, (long)b->seq[b->of[i]] * G + h),
+                         l = (c.gain * by - c.offset + log(p / (1 - p))) / c.temperature;
+            const bool hard = l > 0 && !begins;
             const double soft = begins ? 0 : train ? sigmoid_of(l) : hard;
             put2(alpha, i, h, soft);
             if (present(evicted)) put2(evicted, i, h, hard);
             if (present(omega)) put2(omega, i, h, sigmoid_of(get2(u, i, G + h) + c.offset) + c.eps);
-            if (!begins && i > b->off[b->of[i]]) put2(bias, i - 1, h, train ? -softplus_of(l) : hard ? -INFINITY : 0);
+            if (!begins && inside) put2(bias, i - 1, h, train ? -softplus_of(l) : hard ? -INFINITY : 0);
             if (!present(r->stat)) continue;
             const long stat = ((long)b->of[i] * STATS + STAT_MERGED) * 2;
-            const bool counted = r->mode & RUN_COUNT_STILL ? c.gain * get2(u, i, h) > c.offset && !begins : hard;
+            const bool counted = r->mode & RUN_COUNT_STILL ? c.gain * by > c.offset && !begins : hard;
             put(r->stat, stat, get(r->stat, stat) + (r->mode & RUN_SMOOTH ? soft : counted));
             put(r->stat, stat + 1, get(r->stat, stat + 1) + 1);
         }
@@ -104,7 +109,8 @@ void ref_decide_backward(Run *r, Tensor du, Tensor dm, Tensor dalpha, Tensor dom
                          asked = present(r->dstat) ? get(r->dstat, (long)b->of[i] * STATS + STAT_MERGED) : 0,
                          da = (present(dalpha) ? get2(dalpha, i, h) : 0) + asked;
             if (b->first[i] != i)
-                put_into2(add_to(du), i, h, c.gain / c.temperature * (da * a * (1 - a) - a * get2(dbias, i - 1, h)));
+                put_into2(add_to(du), c.itself ? i - 1 : i, h,
+                          c.gain / c.temperature * (da * a * (1 - a) - a * get2(dbias, i - 1, h)));
             if (!present(dm)) continue;
             const double o = get2(omega, i, h) - c.eps;
             put_into2(add_to(dm), i, h, get2(domega, i, h) * o * (1 - o) / c.group);

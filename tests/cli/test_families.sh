@@ -22,18 +22,14 @@ optim: {lr: 1e-2, warmup: 1}
 YAML
 nll() { sed -n 's/.*"nll": *\([0-9.]*\).*/\1/p' "$1" | head -n 1; }
 
-types=0
-while read -r type; do
-    for dir in "$families"/*/; do # the first of the type
-        grep -q "\"model_type\": \"$type\"" "$dir/config.json" && break
-        dir=
-    done
-    [ -n "$dir" ] || { wrong "$type: no golden model" && continue; }
-    types=$((types + 1))
+commands() { # NAME DIR TRAINING...: of the model in DIR; the settings of each training
+    local type=$1 dir=$2 at how before after vocab
     at=$tmp/$type
     mkdir "$at" && cp "$dir/config.json" "$dir/model.safetensors" "$at"
+    [ ! -f "$dir/dms_metadata.json" ] || cp "$dir/dms_metadata.json" "$at"
     vocab=$(sed -n 's/.*"vocab_size": *\([0-9]*\).*/\1/p' "$at/config.json" | head -n 1)
     tokenizer "$vocab" >"$at/tokenizer.json"
+    shift 2
     ok info "$at"
     grep -q '^parameters ' "$tmp/out" || wrong "$type: info: $(cat "$tmp/out")"
     ok generate "$at" --prompt abcab --max-new 6 --temperature 0 $one
@@ -42,7 +38,7 @@ while read -r type; do
     ok convert "$at" "$at-same" --to same $one
     ok eval "$at-same" ppl --data "$tmp/text" --json $one
     [ "$(nll "$tmp/out")" = "$before" ] || wrong "$type: nll $before, converted $(nll "$tmp/out")"
-    for how in '' lora.rank=2; do
+    for how; do
         ok train "$tmp/train.yaml" init_from="$at" run.dir="$at-run" $how $one
         ok eval "$at-run" ppl --data "$tmp/text" --json $one
         after=$(nll "$tmp/out")
@@ -50,7 +46,23 @@ while read -r type; do
         ok generate "$at-run" --prompt abcab --max-new 6 --temperature 0 $one
         rm -rf "$at-run"
     done
+}
+
+types=0
+while read -r type; do
+    for dir in "$families"/*/; do # the first of the type
+        grep -q "\"model_type\": \"$type\"" "$dir/config.json" && break
+        dir=
+    done
+    [ -n "$dir" ] || { wrong "$type: no golden model" && continue; }
+    types=$((types + 1))
+    commands "$type" "$dir" '' lora.rank=2
     verdict "$type"
 done < <("$prog" info --families | sed -n 's/^| `\([a-z0-9_]*\)` .*/\1/p' | grep -vx -e kvsmith -e llama -e qwen3_5 -e qwen3_5_moe)
+for dir in tests/golden/dms/*/; do # with delayed eviction
+    name=dms-$(basename "$dir")
+    commands "$name" "$dir" ''
+    verdict "$name"
+done
 [ "$types" -ge 30 ] || wrong "$types types"
 verdict all_types

@@ -552,6 +552,8 @@ static const struct {
     {GQA(FULL), "dms", "gain=many", "expected auto or a number"},
     {GQA(FULL), "dmc", "delay=3", "merged row is replaced at once"},
     {GQA(FULL), "dmc", "decide=adapter", "adapter evicts rows and merges none"},
+    {GQA(FULL), "dmc", "governs=itself", "a merge is with the previous row"},
+    {GQA(FULL), "dms", "governs=next", "governs: expected one of previous, itself"},
     {GQA(FULL ",\"qk_norm\":true,\"soft_cap\":3"), "dms", "decide=adapter", "sets its scores' soft_cap"},
     {GQA(FULL ",\"qk_norm\":true"), "kda", "", "qk_norm"},
     {GQA(FULL), "kda", "", "biases of its projections, which kda cannot hold"},

@@ -344,6 +344,7 @@ Test(convert_share, settings_of_a_retrofit) {
         {"dmc", "offset=2 rate=1e-3 steps=100", DMC_MERGE, DMC_LAST, 12, 0, 2, 0.1, 40 / (1e-3 * 16 * 90)},
         {"dmc", "gain=300 window=5 lane=first temperature=0.3", DMC_MERGE, DMC_FIRST, 5, 0, 5, 0.3, 300},
         {"dmc", "action=evict delay=7", DMC_EVICT, DMC_LAST, 12, 7, 5, 0.1, 100 / (3e-4 * 16 * 900)},
+        {"dms", "governs=itself delay=4", DMC_EVICT, DMC_LAST, 12, 4, 5, 0.1, 100 / (3e-4 * 16 * 900)},
     };
     char *src = model_dir("retrofit", GQA("\"heads\":4,\"kv_heads\":2,\"head_dim\":4"), F32);
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
@@ -355,7 +356,8 @@ Test(convert_share, settings_of_a_retrofit) {
         for (int k = 0; k < cfg.nkinds; k++) {
             const DmcCfg *c = cfg.kind[k].cfg;
             cr_expect(c->phase == DMC_ZERO && c->action == cases[i].action && c->lane == cases[i].lane &&
-                          c->window == cases[i].window && c->delay == cases[i].delay,
+                          c->window == cases[i].window && c->delay == cases[i].delay &&
+                          c->governs == (strstr(cases[i].words, "itself") ? DMC_ITSELF : DMC_PREVIOUS),
                       "%s %s", cases[i].to, cases[i].words);
             cr_expect(c->offset == cases[i].offset && c->temperature == cases[i].temperature &&
                           fabs(c->gain / cases[i].gain - 1) < 1e-9,

@@ -93,7 +93,7 @@ static void expect(const Golden *f, const char *file, const char *name, Tensor g
 
 enum { GOLDEN_T = 11, GOLDEN_D = 6 };
 static DmcCfg golden_cfg(const Golden *f, bool zero, double *progress) {
-    double *v = golden(f, "settings", 13);
+    double *v = golden(f, "settings", 15);
     DmcCfg c = {.g = {.base = {.d_model = GOLDEN_D, .max_positions = 64, .owner = true},
                       .heads = (int)v[0],
                       .kv_heads = (int)v[1],
@@ -106,7 +106,9 @@ static DmcCfg golden_cfg(const Golden *f, bool zero, double *progress) {
                 .delay = (int)v[6],
                 .temperature = v[9],
                 .offset = v[10],
-                .gain = v[11]};
+                .gain = v[11],
+                .governs = v[13] == 0 ? DMC_PREVIOUS : DMC_ITSELF,
+                .lane_turned = v[14] != 0};
     *progress = v[12];
     free(v);
     return c;
@@ -191,8 +193,9 @@ static void check_golden(const char *file) {
     free(f.text);
 }
 Test(dmc, golden) {
-    static const char *const files[] = {"merge", "window",        "first-lane", "alone",
-                                        "evict", "evict-at-once", "zero",       "zero-evict"};
+    static const char *const files[] = {"merge",         "window", "first-lane", "alone",        "evict",
+                                        "evict-at-once", "zero",   "zero-evict", "evict-itself", "evict-itself-at-once",
+                                        "evict-turned"};
     for (size_t i = 0; i < sizeof files / sizeof *files; i++) check_golden(files[i]);
 }
 
@@ -557,6 +560,14 @@ Test(dmc, settings_that_disagree) {
         {WHOLE("dmc", ",\"qk_norm\":true"), "qk_norm: not where a channel decides"},
         {WHOLE("dmc", ",\"rope_dims\":2,\"action\":\"evict\""), "rope_dims: not where a channel decides"},
         {WHOLE("dmc", ",\"decide\":\"adapter\""), "decide: adapter needs action: evict"},
+        {WHOLE("dmc", ",\"governs\":\"itself\""), "governs: only with action: evict"},
+        {WHOLE("dmc", ",\"lane_turned\":true"), "lane_turned: only with action: evict"},
+        {WHOLE("dmc", ",\"lane_turned\":true,\"action\":\"evict\",\"phase\":\"zero\""),
+         "lane_turned: only with decide: lane"},
+        {WHOLE("dmc", ",\"lane_turned\":true,\"action\":\"evict\",\"decide\":\"adapter\""),
+         "lane_turned: only with decide: lane"},
+        {WHOLE("dmc", ",\"qk_norm\":true,\"action\":\"evict\",\"phase\":\"zero\""), "phase: zero removes a channel"},
+        {WHOLE("dmc", ",\"qk_norm_wide\":true,\"action\":\"evict\""), "qk_norm_wide: not where a channel decides"},
         {WHOLE("dmc", ",\"decide\":\"adapter\",\"action\":\"evict\",\"phase\":\"zero\""),
          "phase: zero removes a channel"},
         {"{\"d_model\":12,\"vocab\":11,\"max_positions\":64,\"layers\":1,\"kinds\":{\"a\":{\"mixer\":\"dmc\",\"heads\":"

@@ -415,7 +415,7 @@ MAKE(merge_backward) {
     c->terms = c->N + D;
 }
 static Decide decide_of(OpCall *c) {
-    return (Decide){uniform_in(c, 0.5, 2), uniform_in(c, -1, 3), uniform_in(c, 0.3, 1), 1e-6, 1 + draw_of(c, 3)};
+    return (Decide){uniform_in(c, 0.5, 2), uniform_in(c, -1, 3), uniform_in(c, 0.3, 1), 1e-6, 1 + draw_of(c, 3), false};
 }
 MAKE(decide) {
     static const unsigned modes[] = {0, RUN_TRAIN, RUN_TRAIN | RUN_STILL, RUN_TRAIN | RUN_SMOOTH,
@@ -427,6 +427,8 @@ MAKE(decide) {
     ARG(u, c->N, present(a->omega) ? 2 * G : G);
     if (coin(c)) PART("u", c->run.stat, ROLE_INOUT, c->batch.B, STATS, 2);
     a->c = decide_of(c), c->terms = c->N * G;
+    a->c.itself = !present(a->omega) && coin(c);
+    if (a->c.itself && c->history) MUST(past, c->batch.B + 1, G, 1, 1);
 }
 MAKE(decide_backward) {
     const int G = 1 + draw_of(c, 4);
@@ -441,7 +443,7 @@ MAKE(decide_backward) {
         ARG(dalpha, c->N, G);
     }
     if (coin(c)) PART("alpha", c->run.dstat, ROLE_IN, c->batch.B, STATS);
-    a->c = decide_of(c);
+    a->c = decide_of(c), a->c.itself = !merges && coin(c);
 }
 MAKE(mean_rows) {
     const int n = 1 + draw_of(c, 4), d = coin(c) ? 1 : c->d;

@@ -298,6 +298,17 @@ const Animal zoo[] = {
     {"dms, adapter, qk norm",
      DMC("\"heads\":3,\"kv_heads\":1,\"head_dim\":6,\"action\":\"evict\",\"decide\":\"adapter\","
          "\"gain\":1,\"qk_norm\":true,\"rope_dims\":4,\"qkv_bias\":true")},
+    {"dms, qk norm", DMC("\"heads\":4,\"kv_heads\":2,\"head_dim\":4,\"action\":\"evict\",\"delay\":2,\"gain\":1,"
+                         "\"qk_norm\":true")},
+    {"dms, qk norm, biases, first lane",
+     DMC("\"heads\":3,\"kv_heads\":1,\"head_dim\":6,\"action\":\"evict\",\"lane\":\"first\",\"gain\":1,"
+         "\"qk_norm\":true,\"qkv_bias\":true")},
+    {"dms, about itself",
+     DMC("\"heads\":4,\"kv_heads\":2,\"head_dim\":4,\"action\":\"evict\",\"delay\":2,\"gain\":1.5,\"governs\":"
+         "\"itself\",\"lane_turned\":true")},
+    {"dms, about itself at once, adapter",
+     DMC("\"heads\":3,\"kv_heads\":1,\"head_dim\":4,\"action\":\"evict\",\"decide\":\"adapter\",\"gain\":1.5,"
+         "\"governs\":\"itself\"")},
     {"dmc read by others", READ("\"window\":2")},
     {"dms read by others", READ("\"action\":\"evict\",\"delay\":1,\"gain\":1")},
     {"dms, rows published for others, qk norm",

@@ -451,6 +451,7 @@ static CudaDecide decide_pass(Run *r, Tensor alpha, int wide, Decide d) {
                     .noise = r->mode & RUN_TRAIN && !(r->mode & RUN_STILL),
                     .smooth = r->mode & RUN_SMOOTH,
                     .count_still = r->mode & RUN_COUNT_STILL,
+                    .itself = d.itself,
                     .gain = d.gain,
                     .offset = d.offset,
                     .temperature = d.temperature,
@@ -462,10 +463,11 @@ static CudaDecide decide_pass(Run *r, Tensor alpha, int wide, Decide d) {
     return p;
 }
 _Static_assert((int)STAT_MERGED == 0, "sums of decisions come first");
-void cuda_op_decide(Run *r, Tensor alpha, Tensor omega, Tensor bias, Tensor evicted, Tensor u, Decide d) {
-    check_decide(r, alpha, omega, bias, u);
+void cuda_op_decide(Run *r, Tensor alpha, Tensor omega, Tensor bias, Tensor evicted, Tensor u, Tensor past, Decide d) {
+    check_decide(r, alpha, omega, bias, u, past, d);
     Mark mark = arena_mark(r->scratch);
     CudaDecide p = decide_pass(r, alpha, u.n[1], d);
+    if (d.itself && present(past)) p.seq = upload_ints(r, r->batch->seq, r->batch->B, "sequences"), p.past = R(past);
     if (!measuring(r)) cuda_decide(C(r), &p, R(alpha), maybe(omega), R(bias), maybe(evicted), maybe(r->stat), R(u));
     arena_release(r->scratch, mark);
 }

@@ -12,8 +12,12 @@ DEVICE double logit_of(const CudaDecide &p, const float *u, int i, int h) {
         uint64_t row = mix(mix(p.at ? *p.at : p.key, p.id[s]), (uint64_t)(i - p.off[s]));
         noise = ((double)(mix(row, (uint64_t)h) >> 11) + 0.5) * 0x1p-53;
     }
-    return (p.gain * (double)u[(size_t)i * (size_t)p.wide + (size_t)h] - p.offset + log(noise / (1 - noise))) /
-           p.temperature;
+    float by = 0; /* c.itself: of the row before, and of none where a document begins */
+    if (!p.itself || (p.first[i] != i && i > p.off[p.of[i]]))
+        by = u[(size_t)(p.itself ? i - 1 : i) * (size_t)p.wide + (size_t)h];
+    else if (p.first[i] != i)
+        by = p.past[(size_t)p.seq[p.of[i]] * (size_t)p.G + (size_t)h];
+    return (p.gain * (double)by - p.offset + log(noise / (1 - noise))) / p.temperature;
 }
 __global__ void decide(size_t n, CudaDecide p, float *alpha, float *omega, float *bias, float *evicted,
                        const float *u) {
@@ -65,7 +69,7 @@ __global__ void decide_backward(size_t n, CudaDecide p, float *du, float *dm, co
             double asked = dstat ? (double)dstat[(size_t)p.of[i] * (size_t)p.stats] : 0;
             dl = ((dalpha ? (double)dalpha[at] : 0) + asked) * a * (1 - a) - a * (double)dbias[at - (size_t)p.G];
         }
-        du[at] += (float)(dl * p.gain / p.temperature);
+        if (!p.itself || p.first[i] != i) du[p.itself ? at - (size_t)p.G : at] += (float)(dl * p.gain / p.temperature);
         if (dm) {
             double o = (double)omega[at] - p.eps;
             dm[at] += (float)((double)domega[at] * o * (1 - o) / p.group);

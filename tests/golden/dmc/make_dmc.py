@@ -1,7 +1,8 @@
 """Golden vectors of one DMC or DMS layer, from the equations alone (numpy 2, float64; python make_dmc.py in this folder).
 
 DMC: arXiv:2403.09636 with the conventions of its released code (decision shifted by one, running mean before the
-rotation, stolen lane zeroed before and after it). DMS: arXiv:2506.05345, the form that borrows a query's number.
+rotation, stolen lane zeroed before and after it). DMS: arXiv:2506.05345, the form that borrows a query's number;
+`itself` and `turned` as FastDMS serves it: token t decides about row t, and the lane is zeroed before the rotation alone.
 Nothing is shared with the C sources. The attention is a full T x T matrix, the mean a triple loop; the recurrent
 decoder below is written from the running sums and a ring, and must agree with the parallel form to 1e-12 before a file
 is written. Gradients are complex steps through the forward: exact to rounding, no derivation.
@@ -46,7 +47,8 @@ def dead(v, c, heads, m=0.0):
 
 
 def turn_dead(v, positions, c, heads, m=0.0):
-    return dead(turn(dead(v, c, heads, m), positions, c), c, heads, m)
+    turned = turn(dead(v, c, heads, m), positions, c)
+    return turned if c["turned"] else dead(turned, c, heads, m)
 
 
 def project(c, w, x):
@@ -97,9 +99,12 @@ def layer(c, w, x, mode):
         l = logits(c, q, k)
         a = sigmoid(l) if mode == "soft" else (l.real > 0).astype(float)
         a = a.copy()
-        a[0] = 0
         bias = bias + 0 * l
-        for j in range(T - 1):
+        if c["itself"]:  # every row carries its own decision; `a` says it of the row before, and of the last to nobody
+            bias = -softplus(l) if mode == "soft" else np.where(a > 0, -np.inf, 0) + 0 * l
+            a[1:] = a[:-1].copy()
+        a[0] = 0
+        for j in range(0 if c["itself"] else T - 1):
             bias[j] = -softplus(l[j + 1]) if mode == "soft" else np.where(a[j + 1] > 0, -np.inf, 0)
         if not c["evict"]:
             o = importance(c, q)
@@ -147,10 +152,10 @@ def decode(c, w, x):
         for g in range(G):
             gone = t > 0 and l[t, g] > 0
             if c["evict"]:
-                if gone:
+                if gone and not c["itself"]:
                     slots[g][-1]["gone"] = True
                 kt = turn(k[t:t + 1, g:g + 1], at, c)[0, 0]
-                slots[g].append({"k": kt, "v": v[t, g], "t": t, "gone": False})
+                slots[g].append({"k": kt, "v": v[t, g], "t": t, "gone": c["itself"] and l[t, g] > 0})
                 slots[g] = [s for s in slots[g] if not (s["gone"] and t - s["t"] > c["delay"])]
             else:
                 if not gone:
@@ -201,11 +206,14 @@ CASES = {
     "evict-at-once": dict(heads=2, kv_heads=1, head_dim=6, evict=1, lane="first", gain=3.0),
     "zero": dict(heads=4, kv_heads=2, head_dim=4, progress=0.3),
     "zero-evict": dict(heads=4, kv_heads=2, head_dim=4, evict=1, progress=0.5, interleaved=1),
+    "evict-itself": dict(heads=4, kv_heads=2, head_dim=4, evict=1, delay=2, gain=2.0, itself=1, turned=1),
+    "evict-itself-at-once": dict(heads=3, kv_heads=1, head_dim=6, evict=1, lane="first", gain=3.0, itself=1),
+    "evict-turned": dict(heads=4, kv_heads=2, head_dim=4, evict=1, delay=1, gain=2.0, interleaved=1, turned=1),
 }
 SETTINGS = ["heads", "kv_heads", "head_dim", "window", "lane", "evict", "delay", "interleaved", "theta", "tau", "offset",
-            "gain", "progress"]
+            "gain", "progress", "itself", "turned"]
 DEFAULTS = dict(window=0, lane="last", evict=0, delay=0, interleaved=0, theta=50.0, tau=0.4, offset=0.2, gain=1.0,
-                progress=1.0)
+                progress=1.0, itself=0, turned=0)
 T, WIDTH = 11, 6
 
 
