@@ -9,38 +9,16 @@
 #include "layers/mixer.h"
 
 /* Entries of a table of settings, for members of these names. */
-#define EVICT_KEYS(cfg)                                                                                                \
-    {"delay",                                                                                                          \
-     KEY_INT,                                                                                                          \
-     offsetof(cfg, delay),                                                                                             \
-     "0",                                                                                                              \
-     0,                                                                                                                \
-     1 << 20,                                                                                                          \
-     "evict: positions that a row stays visible after the decision",                                                   \
-     0,                                                                                                                \
-     0},                                                                                                               \
-        {"temperature",                                                                                                \
-         KEY_FLOAT,                                                                                                    \
-         offsetof(cfg, temperature),                                                                                   \
-         "0.1",                                                                                                        \
-         1e-3,                                                                                                         \
-         1e3,                                                                                                          \
-         "temperature of the soft decisions",                                                                          \
-         0,                                                                                                            \
-         0},                                                                                                           \
-        {"offset",                                                                                                     \
-         KEY_FLOAT,                                                                                                    \
-         offsetof(cfg, offset),                                                                                        \
-         "5",                                                                                                          \
-         -1e3,                                                                                                         \
-         1e3,                                                                                                          \
-         "subtracted from what decides; to merge, also added to the importance",                                       \
-         0,                                                                                                            \
-         0},                                                                                                           \
-    {                                                                                                                  \
-        "gain", KEY_FLOAT, offsetof(cfg, gain), "0", 0, 1e6, "factor of what decides; 0: 100 to evict, 1 to merge", 0, \
-            0                                                                                                          \
-    }
+/* clang-format off */
+#define EVICT_KEYS(cfg)                                                                                               \
+    {"delay", KEY_INT, offsetof(cfg, delay), "0", 0, 1 << 20,                                                         \
+     "evict: positions that a row stays visible after the decision", 0, 0},                                           \
+    {"temperature", KEY_FLOAT, offsetof(cfg, temperature), "0.1", 1e-3, 1e3, "temperature of the soft decisions",     \
+     0, 0},                                                                                                           \
+    {"offset", KEY_FLOAT, offsetof(cfg, offset), "5", -1e3, 1e3,                                                      \
+     "subtracted from what decides; to merge, also added to the importance", 0, 0},                                   \
+    {"gain", KEY_FLOAT, offsetof(cfg, gain), "0", 0, 1e6, "factor of what decides; 0: 100 to evict, 1 to merge", 0, 0}
+/* clang-format on */
 #define EVICT_GAIN 100 /* of `gain: 0`, as published */
 
 /* Declares Wd (lanes,d) and bd (lanes). */
