@@ -40,6 +40,32 @@ real *dir_logits(Model *m, const int *tok, int B, int T) {
     return logits;
 }
 
+real *dir_in_pieces(Model *m, const int *tok, int T, const int *cuts, Cache *cache) {
+    const int V = m->cfg.vocab;
+    int *pos = xcalloc((size_t)T, sizeof *pos), *first = xcalloc((size_t)T, sizeof *first),
+        *of = xcalloc((size_t)T, sizeof *of), *all = xcalloc((size_t)T, sizeof *all);
+    real *logits = xcalloc((size_t)T * (size_t)V, sizeof *logits);
+    uint64_t id = 0;
+    Workspace work;
+    Err e = {0};
+    workspace_empty(&work, m, m->dev);
+    cr_assert(model_cache_open(m, cache, 1, T, T, 4, false, &e), "%s", e.msg);
+    cr_assert(model_extend_reserve(m, &work, cache, T, T, 1, &e), "%s", e.msg);
+    for (int t = 0; t < T; t++) all[t] = t;
+    for (const int *at = cuts; *at < T; at++) {
+        const int n = at[1] - at[0];
+        int off[2] = {0, n}, seq = 0;
+        for (int t = 0; t < n; t++) pos[t] = at[0] + t, first[t] = at[0] ? -1 : 0;
+        Batch b = {.B = 1, .N = n, .off = off, .seq = &seq, .of = of, .pos = pos, .first = first, .id = &id};
+        b.history = at[0] > 0;
+        Tensor out = TENSOR(logits + (size_t)at[0] * (size_t)V, REAL, n, V);
+        cr_assert(model_extend(m, &work, cache, &b, tok + at[0], (RowList){n, all}, out, &e), "%s", e.msg);
+    }
+    workspace_close(&work);
+    free(pos), free(first), free(of), free(all);
+    return logits;
+}
+
 void dir_open(Dir *o, const char *dir) {
     Err e = {0};
     cr_assert(device_open(&o->dev, "cpu", 1, &e), "%s", e.msg);
@@ -123,6 +149,18 @@ void dir_edit(json_t *j, const char *key, const char *value) {
         cr_assert(v, "%s", value);
         json_object_set_new(j, key, v);
     }
+}
+
+void dir_tried(const char *dir, json_t *j, const char *name, const char *key, const char *value, const char *part,
+               const char *where) {
+    ModelCfg c = {0};
+    Err e = {0};
+    dir_edit(j, key, value);
+    dir_config(dir, j);
+    const bool ok = hf_config_read(dir, &c, &e);
+    cr_expect_eq(ok, !part, "%s %s %s: %s", name, key, value ? value : "nothing", ok ? "accepted" : e.msg);
+    if (!ok && part) dir_refused(key, where, &e, part);
+    if (ok) model_cfg_free(&c);
 }
 
 char *dir_settings(const char *dir) {

@@ -63,32 +63,17 @@ Test(hf_dms, decoding) {
     for (int i = 0; i < DMS; i++) {
         char *dir = xformat(DMS_DIRS "%s", dms[i]);
         Dir o;
-        Err e = {0};
         Cache cache;
-        Workspace work;
-        int tok[T], pos[T], of[T] = {0}, first[T], all[T], kept = 0;
-        uint64_t id = 0;
+        int tok[T], kept = 0;
         dir_open(&o, dir);
         const int V = o.cfg.vocab;
-        for (int t = 0; t < T; t++) tok[t] = t * 7 % V, all[t] = t;
-        real *want = dir_logits(&o.model, tok, 1, T), *got = xcalloc((size_t)(T * V), sizeof *got);
-        workspace_empty(&work, &o.model, o.dev);
-        cr_assert(model_cache_open(&o.model, &cache, 1, T, T, 4, false, &e), "%s", e.msg);
-        cr_assert(model_extend_reserve(&o.model, &work, &cache, T, T, 1, &e), "%s", e.msg);
-        for (size_t k = 0; k + 1 < sizeof cut / sizeof *cut; k++) {
-            int n = cut[k + 1] - cut[k], off[2] = {0, n}, seq = 0;
-            for (int t = 0; t < n; t++) pos[t] = cut[k] + t, first[t] = k ? -1 : 0;
-            Batch b = {.B = 1, .N = n, .off = off, .seq = &seq, .of = of, .pos = pos, .first = first, .id = &id};
-            b.history = k > 0;
-            Tensor out = TENSOR(got + cut[k] * V, REAL, n, V);
-            cr_assert(model_extend(&o.model, &work, &cache, &b, tok + cut[k], (RowList){n, all}, out, &e), "%s", e.msg);
-        }
+        for (int t = 0; t < T; t++) tok[t] = t * 7 % V;
+        real *want = dir_logits(&o.model, tok, 1, T), *got = dir_in_pieces(&o.model, tok, T, cut, &cache);
         CHECK_CLOSE(dms[i], got, want, (size_t)(T * V), REAL == F64 ? 1e-12 : 3e-5);
         for (int l = 0; l < o.cfg.layers; l++)
             for (int h = 0; h < 2; h++) kept += kv_rows(kv_slot(&cache, l), 0, h);
         cr_expect(kept < o.cfg.layers * 2 * T * 9 / 10, "%s: %d rows of %d", dms[i], kept, o.cfg.layers * 2 * T);
         kv_close(&cache);
-        workspace_close(&work);
         free(got), free(want), free(dir);
         dir_close(&o);
     }
@@ -217,15 +202,7 @@ Test(hf_dms, settings_refused) {
             cr_assert_eq(symlink(real_path, to), 0, "%s", to);
             free(real_path);
         }
-        ModelCfg c = {0};
-        Err e = {0};
-        dir_edit(j, edits[i].key, edits[i].value);
-        dir_config(dir, j);
-        bool ok = hf_config_read(dir, &c, &e);
-        cr_expect_eq(ok, !edits[i].part, "%s %s %s: %s", edits[i].name, edits[i].key,
-                     edits[i].value ? edits[i].value : "nothing", ok ? "accepted" : e.msg);
-        if (!ok && edits[i].part) dir_refused(edits[i].key, NULL, &e, edits[i].part);
-        if (ok) model_cfg_free(&c);
+        dir_tried(dir, j, edits[i].name, edits[i].key, edits[i].value, edits[i].part, NULL);
         json_decref(j);
         free(dir), free(from), free(here), free(to);
     }

@@ -137,33 +137,18 @@ Test(hf_family, decoding) {
     for (int i = 0; i < FAMILY; i++) {
         char *dir = golden_dir(i);
         Dir o;
-        Err e = {0};
         Cache cache;
-        Workspace work;
-        int tok[T], pos[T], of[T] = {0}, first[T], all[T], V;
-        uint64_t id = 0;
+        int tok[T];
         dir_open(&o, dir);
-        V = o.cfg.vocab;
-        for (int t = 0; t < T; t++) tok[t] = t * 7 % V, all[t] = t;
-        real *want = dir_logits(&o.model, tok, 1, T), *got = xcalloc((size_t)T * (size_t)V, sizeof *got);
-        workspace_empty(&work, &o.model, o.dev);
-        cr_assert(model_cache_open(&o.model, &cache, 1, T, T, 4, false, &e), "%s", e.msg);
-        cr_assert(model_extend_reserve(&o.model, &work, &cache, T, T, 1, &e), "%s", e.msg);
-        for (size_t k = 0; k + 1 < sizeof cut / sizeof *cut; k++) {
-            int n = cut[k + 1] - cut[k], off[2] = {0, n}, seq = 0;
-            for (int t = 0; t < n; t++) pos[t] = cut[k] + t, first[t] = k ? -1 : 0;
-            Batch b = {.B = 1, .N = n, .off = off, .seq = &seq, .of = of, .pos = pos, .first = first, .id = &id};
-            b.history = k > 0;
-            Tensor out = TENSOR(got + (size_t)cut[k] * (size_t)V, REAL, n, V);
-            cr_assert(model_extend(&o.model, &work, &cache, &b, tok + cut[k], (RowList){n, all}, out, &e), "%s", e.msg);
-        }
+        const int V = o.cfg.vocab;
+        for (int t = 0; t < T; t++) tok[t] = t * 7 % V;
+        real *want = dir_logits(&o.model, tok, 1, T), *got = dir_in_pieces(&o.model, tok, T, cut, &cache);
         model_nudge(&o.model);
         real *nudged = dir_logits(&o.model, tok, 1, T);
         size_t n = (size_t)T * (size_t)V;
         double bound = REAL == F64 ? 1e-12 : check_rounding(CHECK_VIEW(want), CHECK_VIEW(nudged), n);
         CHECK_CLOSE(family[i].name, got, want, n, bound);
         kv_close(&cache);
-        workspace_close(&work);
         free(got), free(want), free(nudged), free(dir);
         dir_close(&o);
     }
