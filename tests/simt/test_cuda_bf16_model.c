@@ -125,7 +125,7 @@ static bool rows_apart(Apart *r, const Animal *a, const Batch *b, const int *tok
     r->bound = field_rms;
     for (int l = 0; l < cpu.m.L; l++)
         if (cpu.m.layer[l].rows.state) r->bound = recurrent_rms;
-    r->may_mind = r->bound == recurrent_rms || strstr(a->json, "\"limit\"");
+    r->may_mind = r->bound == recurrent_rms || strstr(a->json, "\"limit\"") || zoo_decides(a);
     r->nll = apart(nll[1], nll[0], (size_t)b->N);
     gradients_apart(r, &cuda, &cpu);
     side_close(&cpu), side_close(&cuda);
@@ -161,10 +161,11 @@ static Apart minds(const Animal *a) {
     side_close(&side[0]), side_close(&side[1]);
     return r;
 }
-/* Recurrences of some seeds mind more than the bounds that serve all others, and so does a unit that clamps, where
- * rounding takes a number over its limit and with it a gradient away (the biases of an expert with few rows: 0.12 apart
- * where the same weights without the limit are 0.03). They may be three times as far apart as rounded weights alone
- * take them. */
+/* Recurrences of some seeds mind more than the bounds that serve all others. So does a unit that clamps, where rounding
+ * takes a number over its limit and with it a gradient away (the biases of an expert with few rows: 0.12 apart where
+ * the same weights without the limit are 0.03), and so do rows that are evicted or merged: a decision multiplies what
+ * decides by its gain (six layers of shared latents: gradients 0.057 apart where the same weights without evictions are
+ * 0.029). They may be three times as far apart as rounded weights alone take them, those that decide four times. */
 Test(cuda_bf16_model, a_step_is_the_cpus_within_bf16, .timeout = 300) {
     Apart most = {0}, r, own;
     int ran = 0, more = 0;
@@ -178,8 +179,9 @@ Test(cuda_bf16_model, a_step_is_the_cpus_within_bf16, .timeout = 300) {
             own = minds(&zoo[i]);
             fprintf(stderr, "%s: gradients %.3g, %s %.3g; rounded weights alone %.3g, %s %.3g\n", zoo[i].name,
                     r.gradient, r.path, r.field, own.gradient, own.path, own.field);
-            within = r.nll <= nll_rms && r.gradient <= fmax(gradient_rms, 3 * own.gradient) &&
-                     r.field <= fmax(r.bound, 3 * own.field);
+            const double times = zoo_decides(&zoo[i]) ? 4 : 3;
+            within = r.nll <= nll_rms && r.gradient <= fmax(gradient_rms, times * own.gradient) &&
+                     r.field <= fmax(r.bound, times * own.field);
             more++;
         }
         cr_expect(within, "%s: losses %.3g apart, gradients %.3g, %s %.3g", zoo[i].name, r.nll, r.gradient, r.path,
