@@ -106,11 +106,13 @@ static bool mla_plan(Job *j, json_t *model, Err *e) {
         if (g->rope.type == ROPE_YARN && g->rope.mscale_all_dim > 0)
             return err_input(e, "--to mla: layer %d has rope.mscale_all_dim, which mla also scales its scores by", l);
     }
+    int ropes = 0;
     for (int i = 0; i < j->from.nkinds; i++) {
         const char *name = j->from.kind[i].name;
         const GqaCfg *g = kind_gqa(j, name);
         if (!g) continue;
         Split s = split_of(c, g);
+        ropes = s.Dr;
         json_t *kind = json_object_get(json_object_get(model, "kinds"), name);
         bool biased = g->qkv_bias;
         kind_split(model, name, "mla", convert,
@@ -123,8 +125,7 @@ static bool mla_plan(Job *j, json_t *model, Err *e) {
     j->calibrates = c->rank;
     if (stay) snprintf(j->report->note, sizeof j->report->note, "%s", stayed);
     if (c->rank)
-        snprintf(j->report->rule, sizeof j->report->rule, "mla rank=%d rope=%d", c->rank,
-                 split_of(c, kind_gqa(j, j->a.layer[0].kind->name)).Dr);
+        snprintf(j->report->rule, sizeof j->report->rule, "mla rank=%d rope=%d", c->rank, ropes);
     else
         snprintf(j->report->rule, sizeof j->report->rule, "mla: lossless form, a rotated key for each key head");
     return true;

@@ -72,6 +72,11 @@ YAML
 "$prog" train "$tmp/shared.yaml" run.dir="$tmp/shared" -q || wrong "train: exit $?"
 refuse 'differently from the keys of layer 0' "$tmp/shared" "$tmp/here/x" --to same align_groups=2 --calib $src/calib.txt
 refuse 'differently from the keys of layer 0' "$tmp/shared" "$tmp/here/x" --to gqa kv_heads=2 method=aligned --calib $src/calib.txt
+# Latents of the layers that have keys, behind one that has none.
+"$prog" train "$tmp/shared.yaml" run.dir="$tmp/mixed" model.kv_from='{}' 'model.kinds.line={mixer: kda, heads: 2, head_dim: 8}' 'model.pattern=[line, own]' -q || wrong "train: exit $?"
+convert "$tmp/mixed" "$tmp/mixed-mla" --to mla rank=16 --calib $src/calib.txt
+rc=$?
+[ $rc -eq 0 ] && grep -q ": mla rank=16 rope=8 " "$tmp/out" || wrong "mla in layer 1 alone: exit $rc, $(cat "$tmp/err")"
 rm -rf "$tmp/here" && mkdir "$tmp/here"
 # A limit on the size of files is an error like a full disk.
 (ulimit -f 20 && convert $src "$tmp/here/x" --to mqa)
