@@ -141,8 +141,10 @@ static bool dmc_decider(const Job *j, const bool *convert, bool *adapter, Err *e
         return err_input(e, "decide: adapter evicts rows and merges none; use --to dms, or decide=lane");
     if (c->governs == DMC_ITSELF && c->action == DMC_MERGE)
         return err_input(e, "governs: a merge is with the previous row; use --to dms, or leave governs out");
-    if (c->governs == DMC_ITSELF && l >= 0 && job_mla(&j->a, l))
-        return err_input(e, "governs: latents (layer %d) are decided about by the next token; leave governs out", l);
+    for (int k = 0; c->governs == DMC_ITSELF && k < j->a.L; k++)
+        if (convert[k] && job_mla(&j->a, k))
+            return err_input(e, "governs: latents (layer %d) are decided about by the next token; leave governs out",
+                             k);
     if (*adapter || l < 0) return true;
     return err_input(e, "decide: layer %d %s, so no channel of a head can decide; set decide=adapter or keep=[%d]", l,
                      job_mla(&j->a, l) ? "has latents, one row for all heads" : "publishes its rows, without queries",

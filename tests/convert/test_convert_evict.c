@@ -165,6 +165,8 @@ static const struct {
     {DEEPSEEK(",\"window\":5"), "dms", "",
      "layer 0 has a window of 5, which dms cannot hold; keep=[0] leaves it as it is"},
     {DEEPSEEK(EVICTS), "dms", "", "layer 0 already evicts its latents"},
+    {DEEPSEEK(""), "dms", "governs=itself", "governs: latents (layer 0) are decided about by the next token"},
+    {YOCO, "dmc", "governs=itself", "governs: a merge is with the previous row"},
     {DEEPSEEK(""), "dms", "gain=1", "nothing would be evicted"},
     {DEEPSEEK(""), "dms", "keep=[0,1]", "no layer of mixer gqa or mla is left to convert"},
     {YOCO, "dms", "keep=[0,1]", "all layers that are left to convert read another's rows"},

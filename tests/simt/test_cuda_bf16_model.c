@@ -165,9 +165,9 @@ static Apart minds(const Animal *a) {
  * takes a number over its limit and with it a gradient away (the biases of an expert with few rows: 0.12 apart where
  * the same weights without the limit are 0.03), and so do rows that are evicted or merged: a decision multiplies what
  * decides by its gain (six layers of shared latents: gradients 0.057 apart where the same weights without evictions are
- * 0.029). They may be three times as far apart as rounded weights alone take them, those that decide four times. */
+ * 0.029). They may be three times as far apart as rounded weights alone take them. */
 Test(cuda_bf16_model, a_step_is_the_cpus_within_bf16, .timeout = 300) {
-    Apart most = {0}, r, own;
+    Apart most = {0}, r, own, cpu;
     int ran = 0, more = 0;
     for (int i = 0; i < zoo_count(); i += 2) {
         if (!step_apart(&r, &zoo[i], true, true, NULL)) continue;
@@ -177,11 +177,14 @@ Test(cuda_bf16_model, a_step_is_the_cpus_within_bf16, .timeout = 300) {
         bool within = r.nll <= nll_rms && r.gradient <= gradient_rms && r.field <= r.bound;
         if (!within && r.may_mind) {
             own = minds(&zoo[i]);
+            if (zoo_decides(&zoo[i])) { /* or as the CPU's own bf16 takes them from a device in f32 */
+                step_apart(&cpu, &zoo[i], false, true, NULL);
+                own.gradient = fmax(own.gradient, cpu.gradient), own.field = fmax(own.field, cpu.field);
+            }
             fprintf(stderr, "%s: gradients %.3g, %s %.3g; rounded weights alone %.3g, %s %.3g\n", zoo[i].name,
                     r.gradient, r.path, r.field, own.gradient, own.path, own.field);
-            const double times = zoo_decides(&zoo[i]) ? 4 : 3;
-            within = r.nll <= nll_rms && r.gradient <= fmax(gradient_rms, times * own.gradient) &&
-                     r.field <= fmax(r.bound, times * own.field);
+            within = r.nll <= nll_rms && r.gradient <= fmax(gradient_rms, 3 * own.gradient) &&
+                     r.field <= fmax(r.bound, 3 * own.field);
             more++;
         }
         cr_expect(within, "%s: losses %.3g apart, gradients %.3g, %s %.3g", zoo[i].name, r.nll, r.gradient, r.path,
