@@ -41,7 +41,7 @@ static bool replay_pass(Session *s, Replaying *x, int from, int n, const int *to
     const int off[] = {0, n};
     for (int i = 0; i < n; i++) x->of[i] = 0, x->pos[i] = from + i, x->first[i] = -1;
     x->id = (uint64_t)s->cache.spare;
-    const Batch b = {1, n, off, &s->cache.spare, x->of, x->pos, x->first, &x->id, true};
+    const Batch b = {1, n, off, &s->cache.spare, x->of, x->pos, x->first, &x->id, true, NULL};
     return model_extend(s->model, session_workspace(s), &s->cache, &b, tok, (RowList){0, x->of}, ABSENT, e);
 }
 static int replay_rows_most(const Session *s) { return imin(s->opts.chunk, REPLAY_ROWS); }

@@ -3,9 +3,9 @@
 #include "ops/host.h"
 
 /* One pass: rows of at most `chunk` tokens, cut from the feeds in their order. The arrays of the Batch live in one
- * block of Session.rows: tok, pos, first, of, want (chunk each), off (nseq+1), seq (nseq). */
+ * block of Session.rows: tok, pos, first, of, want (chunk each), off (nseq+1), seq and rest (nseq each). */
 typedef struct {
-    int *tok, *pos, *first, *of, *want, *off, *seq;
+    int *tok, *pos, *first, *of, *want, *off, *seq, *rest;
     int N, B, nwant;
 } Pass;
 
@@ -17,7 +17,8 @@ static Pass pass_make(const Session *s) {
                   .of = p + 3 * c,
                   .want = p + 4 * c,
                   .off = p + 5 * c,
-                  .seq = p + 5 * c + s->opts.nseq + 1};
+                  .seq = p + 5 * c + s->opts.nseq + 1,
+                  .rest = p + 5 * c + 2 * s->opts.nseq + 1};
 }
 
 static int session_places(const Session *s) { return s->opts.nseq + s->opts.spare; }
@@ -42,7 +43,7 @@ bool session_open(Session *s, const Model *m, SessionOpts o, Err *e) {
     if (!o.plain && device_apart(m->dev)) s->cache.graphs = graphs_open(m->dev);
     marks_open(&s->marks, &s->cache, o.document == -1 ? o.marks : 0);
     s->next = xcalloc((size_t)session_places(s), sizeof(int));
-    s->rows = xcalloc(5 * (size_t)o.chunk + 2 * (size_t)o.nseq + 1, sizeof(int));
+    s->rows = xcalloc(5 * (size_t)o.chunk + 3 * (size_t)o.nseq + 1, sizeof(int));
     s->id = xcalloc((size_t)o.nseq, sizeof(uint64_t));
     if (s->cache.spare >= 0 && policy_whom(m->opts.policy) == ASK_REPLAY)
         s->fed = xcalloc((size_t)session_places(s) * (size_t)o.max_tokens, sizeof(int));
@@ -161,6 +162,7 @@ static int pass_add(Pass *p, const Session *s, const Feed *f, int at, int room, 
     }
     p->N += n;
     p->off[b + 1] = p->N;
+    p->rest[b] = f->n - at - n;
     return n;
 }
 
@@ -233,7 +235,7 @@ static bool extend(Session *s, int B, const Feed *f, Want want, Tensor logits, c
         /* not with sequences that this call has yet to come to, whose penalties are said already */
         const int fill = draws && b0 == 0 && b == B ? pass_fill(&p, s) : 0, own = p.nwant - fill;
         for (int i = 0; i < p.B; i++) s->id[i] = (uint64_t)p.seq[i];
-        Batch batch = {p.B, p.N, p.off, p.seq, p.of, p.pos, p.first, s->id, history};
+        Batch batch = {p.B, p.N, p.off, p.seq, p.of, p.pos, p.first, s->id, history, p.rest};
         Tensor out = ABSENT;
         Draws now = {s, s->draws, s->drawn};
         for (int i = 0; i < p.nwant && draws; i++)

@@ -51,16 +51,20 @@ static void evicted_together(const Model *m, Workspace *ws, Run *r, int N) {
 }
 
 /* Rows of the batch whose queries a policy may come to ask: the newest of each sequence, all where any of them may be
- * the last that is accepted; or the probes of a codec. Then these and the wanted ones, in order. */
-static RowList extend_asked(const Workspace *ws, const Run *r, const RowCodec *probes, int newest) {
+ * the last that is accepted; or the probes of a codec. Then these and the wanted ones, in order. A policy that asks
+ * where a prompt ends has no use for queries that later passes are sure to follow by as many. */
+static RowList extend_asked(const Workspace *ws, const Run *r, const RowCodec *probes, const PolicyCfg *p) {
     const Batch *b = r->batch;
+    const int newest = policy_queries(p), *rest = policy_asks_last(p) ? b->rest : NULL;
     int n = 0;
     if (measuring(r)) return (RowList){b->N, ws->asked};
     for (int i = 0; probes && i < b->N; i++)
         if (salient_probe(probes, b->pos[i]) >= 0) ws->asked[n++] = i;
     if (probes) return (RowList){n, ws->asked};
     for (int q = 0; q < b->B; q++)
-        for (int i = r->mode & RUN_HOLD ? b->off[q] : imax(b->off[q], b->off[q + 1] - newest); i < b->off[q + 1]; i++)
+        for (int i = r->mode & RUN_HOLD ? b->off[q]
+                                        : imax(b->off[q], b->off[q + 1] - imax(0, newest - (rest ? rest[q] : 0)));
+             i < b->off[q + 1]; i++)
             ws->asked[n++] = i;
     return (RowList){n, ws->asked};
 }
@@ -84,7 +88,7 @@ static RowList extend_ask(const Model *m, const Workspace *ws, Run *r, const Cac
     for (int l = 0; l < m->L; l++) ws->probe[l] = (Probe){0};
     if (replays && !c->replay && !measuring(r)) return policy_novelty(p) ? all : want;
     const RowCodec *codec = m->opts.codec, *probes = codec && codec->salient_bits ? codec : NULL;
-    RowList asked = extend_asked(ws, r, probes, policy_queries(p));
+    RowList asked = extend_asked(ws, r, probes, p);
     if (replays) asked.n = imin(asked.n, REPLAY_ROWS);
     for (int l = 0; l < m->L; l++) {
         const Layer *y = &m->layer[l];

@@ -22,6 +22,7 @@ typedef struct {
                          the row continues the cached history of its sequence */
     const uint64_t *id; /* (B) global number of the sample: keys all noise */
     bool history;       /* some first is -1; otherwise no cache is read */
+    const int *rest;    /* (B) tokens that later passes are sure to bring before a prompt can end; NULL: none */
 } Batch;
 
 /* Some rows of a batch: those whose results are wanted. A tensor over a list has its n rows, in its order. */

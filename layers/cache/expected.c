@@ -41,11 +41,12 @@ static void turn_by(const Rope *t, const double *turn, double *x) {
 static int expected_newest(const Choice *c) {
     return c->queries - imin(imax(0, c->p->sinks - (c->next - c->queries)), c->queries - 1);
 }
-/* Mean (D) and half the covariance (D,D) of a head's n newest queries, turned ahead. */
+/* Mean (D) of a head's n newest queries, turned ahead, and a matrix U (D,D) of zeros below its diagonal for which k'Uk
+ * is half of k'Ck: of the covariance C, each product of two channels once. */
 static void expected_queries(const Choice *c, int head, int n, const double *back, const double *ahead, real *mean_out,
-                             real *half_out) {
+                             real *upper_out) {
     const int D = c->kdim, pairs = c->turn ? c->turn->n / 2 : 0;
-    double *x = xcalloc((size_t)(n + 1 + D) * (size_t)D, sizeof *x), *mean = x + n * D, *half = mean + D;
+    double *x = xcalloc((size_t)(n + 1 + D) * (size_t)D, sizeof *x), *mean = x + n * D, *upper = mean + D;
     for (int i = 0; i < n; i++) {
         for (int d = 0; d < D; d++) x[i * D + d] = (double)policy_query(c, c->queries - n + i, head)[d];
         turn_by(c->turn, back + 2 * i * pairs, x + i * D);
@@ -55,18 +56,18 @@ static void expected_queries(const Choice *c, int head, int n, const double *bac
         for (int d = 0; d < D; d++) x[i * D + d] -= mean[d];
         turn_by(c->turn, ahead, x + i * D);
         for (int a = 0; a < D; a++) {
-            const double xa = x[i * D + a] / (2 * n);
-            for (int b = 0; b < D; b++) half[a * D + b] += xa * x[i * D + b];
+            const double xa = x[i * D + a] / n;
+            upper[a * D + a] += xa * x[i * D + a] / 2;
+            for (int b = a + 1; b < D; b++) upper[a * D + b] += xa * x[i * D + b];
         }
     }
     turn_by(c->turn, ahead, mean);
     for (int d = 0; d < D; d++) mean_out[d] = (real)mean[d];
-    for (int d = 0; d < D * D; d++) half_out[d] = (real)half[d];
+    for (int d = 0; d < D * D; d++) upper_out[d] = (real)upper[d];
     free(x);
 }
-/* e[j] = k (mean + half k) of n keys k: a product of keys and a matrix, ROWS by VECS vectors of it in registers. half
- * is symmetric: its rows are its columns. */
-static void expected_scores(const real *mean, const real *half, const real *keys, int n, int D, double *e) {
+/* e[j] = k'mean + k'U k of n keys k: a product of keys and a matrix, ROWS by VECS vectors of it in registers. */
+static void expected_scores(const real *mean, const real *upper, const real *keys, int n, int D, double *e) {
     enum { EACH = 16 / sizeof(real), ROWS = 4, VECS = 2, STEP = VECS * EACH };
     typedef real Part __attribute__((vector_size(16), aligned(sizeof(real)), may_alias));
     for (int j = 0; j < n; j += ROWS) {
@@ -78,9 +79,9 @@ static void expected_scores(const real *mean, const real *half, const real *keys
             Part t[ROWS][VECS];
             for (int r = 0; r < ROWS; r++)
                 for (int v = 0; v < VECS; v++) t[r][v] = *(const Part *)(mean + a + v * EACH);
-            for (int b = 0; b < D; b++)
+            for (int b = 0; b < a + STEP; b++)
                 for (int v = 0; v < VECS; v++) {
-                    const Part of = *(const Part *)(half + b * D + a + v * EACH);
+                    const Part of = *(const Part *)(upper + b * D + a + v * EACH);
                     for (int r = 0; r < ROWS; r++) t[r][v] += k[r][b] * of;
                 }
             for (int r = 0; r < ROWS; r++)
@@ -89,7 +90,7 @@ static void expected_scores(const real *mean, const real *half, const real *keys
         for (; a < D; a++)
             for (int r = 0; r < ROWS; r++) {
                 real t = mean[a];
-                for (int b = 0; b < D; b++) t += k[r][b] * half[a * D + b];
+                for (int b = 0; b <= a; b++) t += k[r][b] * upper[b * D + a];
                 sum[r] += (double)t * (double)k[r][a];
             }
         for (int r = 0; r < ROWS && j + r < n; r++) e[j + r] = sum[r];
@@ -104,11 +105,11 @@ static void expected_norms(const Choice *c, const PolicyLane *l, double *norm) {
         norm[j] = sqrt(sum);
     }
 }
-static void expected_head(const Choice *c, PolicyLane *l, const real *mean, const real *half, const double *norm,
+static void expected_head(const Choice *c, PolicyLane *l, const real *mean, const real *upper, const double *norm,
                           double *e) {
     const int group = c->heads / c->lanes;
     double most = -INFINITY, sum = 0;
-    expected_scores(mean, half, l->key, l->n, c->kdim, e);
+    expected_scores(mean, upper, l->key, l->n, c->kdim, e);
     for (int j = 0; j < l->n; j++)
         if (l->pos[j] >= c->p->sinks) most = fmax(most, e[j]);
     for (int j = 0; j < l->n; j++) sum += e[j] = l->pos[j] < c->p->sinks ? 0 : exp(e[j] - most);
@@ -118,14 +119,14 @@ static void expected_select(Choice *c) {
     const int n = expected_newest(c), group = c->heads / c->lanes, D = c->kdim;
     if (!c->queries) return;
     double *back = turns_back(c, n), *ahead = turns_ahead(c);
-    real *mean = xcalloc((size_t)D * (size_t)(D + 1), sizeof *mean), *half = mean + D;
+    real *mean = xcalloc((size_t)D * (size_t)(D + 1), sizeof *mean), *upper = mean + D;
     for (int h = 0; h < c->lanes; h++) {
         PolicyLane *l = &c->lane[h];
         double *norm = xcalloc(2 * (size_t)l->n + 1, sizeof *norm);
         expected_norms(c, l, norm);
         for (int g = 0; g < group; g++) {
-            expected_queries(c, h * group + g, n, back, ahead, mean, half);
-            expected_head(c, l, mean, half, norm, norm + l->n);
+            expected_queries(c, h * group + g, n, back, ahead, mean, upper);
+            expected_head(c, l, mean, upper, norm, norm + l->n);
         }
         free(norm);
     }

@@ -45,6 +45,9 @@ int policy_queries(const PolicyCfg *p) {
     default: return 0;
     }
 }
+bool policy_asks_last(const PolicyCfg *p) {
+    return policy_once(p) && (policy_whom(p) == ASK_WINDOW || policy_whom(p) == ASK_QUERIES);
+}
 bool policy_suits(const PolicyCfg *p, const KvShape *s) {
     if (!s->lanes || s->evicts || s->window) return false;
     if (p && p->read && p->read->guesses && (!s->heads || s->alias)) return false;
@@ -156,27 +159,6 @@ void policy_softmax(real *x, int n) {
     for (int i = 0; i < n; i++) sum += x[i] = (real)exp((double)(x[i] - most));
     for (int i = 0; i < n; i++) x[i] /= sum;
 }
-typedef struct {
-    real score;
-    int pos, row;
-} Candidate;
-static int better_first(const void *a, const void *b) {
-    const Candidate *x = a, *y = b;
-    if (x->score != y->score) return x->score > y->score ? -1 : 1;
-    return (x->pos > y->pos) - (x->pos < y->pos);
-}
-void policy_keep(PolicyLane *l) {
-    int left = imin(l->n, l->budget), m = 0;
-    Candidate *c = xcalloc((size_t)l->n + 1, sizeof *c);
-    for (int i = 0; i < l->n; i++) {
-        const real s = l->score[i];
-        left -= l->stays[i];
-        if (!l->stays[i]) c[m++] = (Candidate){s == s ? s : -(real)INFINITY, l->pos[i], i}; /* NaN has no order */
-    }
-    qsort(c, (size_t)m, sizeof *c, better_first);
-    for (int i = 0; i < m && i < left; i++) l->stays[c[i].row] = true;
-    free(c);
-}
 static void lane_pool(const Choice *c, PolicyLane *l) {
     const int width = c->p->pool, half = width / 2;
     int n = 0;
@@ -194,16 +176,17 @@ void policy_pool(Choice *c) {
 void policy_stay(PolicyLane *l, double share) {
     Ranked *row = xcalloc((size_t)l->n + 1, sizeof *row);
     int n = 0, left = l->budget;
-    for (int i = 0; i < l->n; i++) {
+    for (int i = 0; i < l->n; i++) { /* rows are in the order of their positions: equal scores go to older ones */
         const real s = l->score[i];
         left -= l->stays[i];
         if (!l->stays[i]) row[n++] = (Ranked){s == s ? s : -(real)INFINITY, i}; /* NaN has no order */
     }
     const int most = imin(n, imax(0, (int)(share * left + 1e-9)));
-    qsort(row, (size_t)n, sizeof *row, ranked_first);
+    ranked_select(row, n, most);
     for (int i = 0; i < most; i++) l->stays[row[i].at] = true;
     free(row);
 }
+void policy_keep(PolicyLane *l) { policy_stay(l, 1); }
 void policy_sums(Choice *c) {
     for (int h = 0; h < c->lanes; h++)
         for (int i = 0; i < c->lane[h].n; i++) c->lane[h].score[i] = c->lane[h].kept[i] += c->lane[h].stat[i];

@@ -235,6 +235,8 @@ int policy_replay_tokens(const PolicyCfg *, int n);
 size_t policy_summary(const PolicyCfg *, int kdim);
 /* Newest queries of a sequence that are kept; 0: none. Bytes of those, and of numbers kept with a row of all lanes. */
 int policy_queries(const PolicyCfg *);
+/* It asks the newest queries of a prompt, once, where the prompt ends. */
+bool policy_asks_last(const PolicyCfg *);
 size_t policy_state_bytes(const PolicyCfg *, const KvShape *);
 size_t policy_row_bytes(const PolicyCfg *, const KvShape *);
 /* Whether passes compute the novelty of their tokens (Policy.novelty). */

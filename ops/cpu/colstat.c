@@ -41,9 +41,6 @@ static void columns_pack(const Columns *x, int head, int b, real *room) {
     if (x->reals) pack(x->reals + panel, room, (size_t)D, n, D);
     if (x->pairs) pairs_turned(x->pairs + panel / 2, rows_wide(room, (size_t)D), n, D);
 }
-static int page_of(const Lanes *t, int lane, int row) {
-    return t->table[(size_t)lane * (size_t)t->maxpages + (size_t)(row / t->P % t->maxpages)];
-}
 /* How many rows of lane h each query sees: those at its position and before. */
 static void columns_seen(const Columns *x, int h) {
     const Lanes *t = x->t;

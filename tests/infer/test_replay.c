@@ -104,7 +104,7 @@ Test(replay, chunks_do_not_see_each_other, .timeout = 60) {
         again[n++] = 2;
         for (int i = lo; i < hi; i++) again[n++] = tok[i];
         for (int i = 0; i < n; i++) pos[i] = N + i, first[i] = -1;
-        const Batch b = {1, n, (int[]){0, n}, &s[1].cache.spare, of, pos, first, &(uint64_t){1}, true};
+        const Batch b = {1, n, (int[]){0, n}, &s[1].cache.spare, of, pos, first, &(uint64_t){1}, true, NULL};
         kv_replay_begin(&s[1].cache, 0, N);
         cr_assert(model_extend(&m, &s[1].own, &s[1].cache, &b, again, (RowList){0, of}, ABSENT, &e), "%s", e.msg);
         model_replayed(&s[1].own, &s[1].cache, N, n, lo, hi);

@@ -230,7 +230,7 @@ static void golden_block(const RowCodec *codec, const char *hex) {
         int off[2] = {0, n}, seq = 0, of[ROWS] = {0}, pos[ROWS], first[ROWS];
         uint64_t id = 0;
         for (int i = 0; i < n; i++) pos[i] = at + i, first[i] = at ? -1 : 0;
-        const Batch b = {1, n, off, &seq, of, pos, first, &id, at > 0};
+        const Batch b = {1, n, off, &seq, of, pos, first, &id, at > 0, NULL};
         Mark mark = arena_mark(&g.mem);
         Kv kv = {.s = shape, .k = EMPTY(&g, "k", n, 1, KEYS), .v = EMPTY(&g, "v", n, 1, VALUES)};
         for (int i = 0; i < n; i++) {

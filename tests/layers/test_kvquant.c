@@ -140,7 +140,7 @@ Test(kvquant, keys_are_stored_as_before_their_rotation, .timeout = 60) {
                 int off[2] = {0, N}, seq = 0, of[N] = {0}, pos[N], first[N];
                 uint64_t id = 0;
                 for (int i = 0; i < N; i++) pos[i] = at + i, first[i] = at ? -1 : 0;
-                const Batch b = {1, N, off, &seq, of, pos, first, &id, at > 0};
+                const Batch b = {1, N, off, &seq, of, pos, first, &id, at > 0, NULL};
                 Mark mark = arena_mark(&g.mem);
                 Kv kv = {.s = shape, .k = EMPTY(&g, "k", N, 1, D), .v = EMPTY(&g, "v", N, 1, 4)};
                 memcpy(kv.k.p, key[at], N * sizeof key[0]);

@@ -195,7 +195,7 @@ static void guesses(ModelCase *c, const int *tok, Result *r) {
         const int of[N] = {0}, pos[N] = {at, at + 1, at + 2}, first[N] = {-1, -1, -1}, off[] = {0, N}, seq = 0,
                   all[N] = {0, 1, 2};
         const uint64_t id = 0;
-        const Batch b = {1, N, off, &seq, of, pos, first, &id, true};
+        const Batch b = {1, N, off, &seq, of, pos, first, &id, true, NULL};
         const int accept = imin(2, imin(T - at, EVERY - at % EVERY));
         int guess[N];
         real logits[N * 64];
@@ -313,7 +313,9 @@ Test(policy_model, cuts_forks_and_guesses_change_nothing, .timeout = 400) {
                           policy_text(k));
             }
             for (int how = 0; how < 5; how++) {
-                if (how < 3) pieces(&c, tok, (int[]){1, 6, 17}[how], (int[]){1, 4, 5}[how], &got);
+                if (how < 3)
+                    pieces(&c, tok, (int[]){1, 6, PROMPT}[how], (int[]){1, 4, 7}[how],
+                           &got); /* the last ends in a pass of one row */
                 if (how == 3) forks(&c, tok, &got);
                 if (how == 4) guesses(&c, tok, &got);
                 const double off = distance(got.logits, want.logits, n);

@@ -90,7 +90,7 @@ static void verified(ModelCase *c, int at) {
     const int of[N] = {0}, pos[N] = {at, at + 1, at + 2}, first[N] = {-1, -1, -1}, off[] = {0, N}, seq = 0,
               all[N] = {0, 1, 2}, accept = 2;
     const uint64_t id = 0;
-    const Batch b = {1, N, off, &seq, of, pos, first, &id, true};
+    const Batch b = {1, N, off, &seq, of, pos, first, &id, true, NULL};
     Err e = {0};
     int guess[N] = {c->tok[0][at], c->tok[0][at + 1], (c->tok[0][at + 2] + 1) % c->V};
     real *out = xcalloc((size_t)(N * c->V), sizeof *out);

@@ -32,7 +32,7 @@ static void golden_pass(Rig *g, Cache *c, const KvShape *s, int at, int n) {
     uint64_t id = 0;
     Err e = {0};
     for (int i = 0; i < n; i++) pos[i] = at + i, first[i] = at ? -1 : 0, idx[i] = i;
-    const Batch b = {1, n, off, &seq, of, pos, first, &id, at > 0};
+    const Batch b = {1, n, off, &seq, of, pos, first, &id, at > 0, NULL};
     Mark mark = arena_mark(&g->mem);
     const int K = s->lanes, D = s->kdim, Dv = s->vdim, H = s->heads;
     Kv kv = {.s = *s, .k = EMPTY(g, "k", n, K, D), .v = s->alias ? ABSENT : EMPTY(g, "v", n, K, Dv)};

@@ -59,7 +59,7 @@ void call_batch(OpCall *c, int B, bool history) {
         }
     }
     c->off[B] = n;
-    *b = (Batch){B, c->N, c->off, c->seq, c->of, c->pos, c->first, c->id, c->history};
+    *b = (Batch){B, c->N, c->off, c->seq, c->of, c->pos, c->first, c->id, c->history, NULL};
     for (int i = 0; i < c->N; i++) c->all[i] = i;
     c->run.batch = b;
     c->run.in = c->run.out = (RowList){c->N, c->all};

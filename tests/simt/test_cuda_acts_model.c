@@ -225,7 +225,7 @@ static double bytes_of(const char *json, bool wide, int recompute) {
         of[i] = i / T, first[i] = i / T * T, pos[i] = i % T, tok[i] = i * 5 % 16, tgt[i] = i * 3 % 16;
         g[i] = (real)(1.0 / ROWS);
     }
-    Batch b = {SEQS, ROWS, off, seq, of, pos, first, id, false};
+    Batch b = {SEQS, ROWS, off, seq, of, pos, first, id, false, NULL};
     side_open(&s, "bytes", json, wide, o);
     model_zero_grad(&s.m);
     double before = 0;

@@ -228,7 +228,7 @@ static Pass *pass_draw(int draw, int Dk, int Dv, bool whole) {
         N += rows;
     }
     p->out = (RowList){n, p->picked};
-    p->b = (Batch){B, N, p->off, p->seq, p->of, p->pos, p->first, p->id, false};
+    p->b = (Batch){B, N, p->off, p->seq, p->of, p->pos, p->first, p->id, false, NULL};
     p->s = (KvShape){.lanes = heads[H][1], .kdim = Dk, .vdim = Dv};
     p->spec = (AttnSpec){.heads = heads[H][0],
                          .window = window[draw % 5],
@@ -254,7 +254,7 @@ static Pass *pass_even(int draw, int Dk, int Dv) {
         }
     }
     p->out = (RowList){B * T, p->picked};
-    p->b = (Batch){B, B * T, p->off, p->seq, p->of, p->pos, p->first, p->id, false};
+    p->b = (Batch){B, B * T, p->off, p->seq, p->of, p->pos, p->first, p->id, false, NULL};
     p->s = (KvShape){.lanes = shape.lanes, .kdim = Dk, .vdim = Dv};
     p->spec = (AttnSpec){.heads = shape.heads, .window = shape.window, .scale = (real)(1.3 / sqrt(Dk))};
     return p;

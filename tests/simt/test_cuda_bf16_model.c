@@ -302,7 +302,7 @@ static void long_pass(Long *p) {
         p->tok[i] = (int)(rng_mix(1, (uint64_t)i) % ZOO_VOCAB), p->tgt[i] = (int)(rng_mix(2, (uint64_t)i) % ZOO_VOCAB);
     }
     p->tgt[70] = -1;
-    p->b = (Batch){LONG_SEQS, LONG_ROWS, p->off, p->seq, p->of, p->pos, p->first, p->id, false};
+    p->b = (Batch){LONG_SEQS, LONG_ROWS, p->off, p->seq, p->of, p->pos, p->first, p->id, false, NULL};
 }
 static bool long_apart(Apart *r, const char *name, bool is_bf16, Plant *plant) {
     Long p;

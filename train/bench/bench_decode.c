@@ -161,7 +161,7 @@ bool decode_fill(Decode *d, Err *e) {
     Fill f = {.kv = xcalloc((size_t)c->nslots, sizeof *f.kv), .off = ints, .seq = ints + 2};
     f.of = ints + 3, f.pos = f.of + N, f.first = f.pos + N;
     f.off[1] = N;
-    f.batch = (Batch){1, N, f.off, f.seq, f.of, f.pos, f.first, &f.id, true};
+    f.batch = (Batch){1, N, f.off, f.seq, f.of, f.pos, f.first, &f.id, true, NULL};
     bool ok = fill_open(&f, d->s.model->dev, c, N, e);
     for (int b = 0; ok && b < d->o.B; b++) {
         session_reset(&d->s, b);
