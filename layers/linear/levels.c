@@ -3,6 +3,13 @@
 #include "layers/parts.h"
 #include "ops/host.h"
 
+bool levels_check(int n, double size, Err *e) {
+    const double most = 1 << 30;
+    return levels_states(n) * size <= most ||
+           err_input(e, "levels: %d states of %.0f values are more than %.0f in all; use fewer levels or smaller heads",
+                     levels_states(n), size, most);
+}
+
 /* The pass as F_l's recurrence sees it: a document begins where a block of 2^l tokens does. Its list lies in r->host,
  * which the caller gives back. */
 static Run *levels_run(Run *r, const Levels *c, int l, Stepped *p) {

@@ -21,6 +21,15 @@ typedef struct {
     double scale;
 } Levels;
 enum { LEVELS_MOST = 24 };
+#define LEVELS_KEY(Cfg)                                                                                               \
+    {                                                                                                                 \
+        "levels", KEY_INT, offsetof(Cfg, levels), "0", 0, LEVELS_MOST,                                                \
+            "log-linear attention: states by distance, each weighed by the reader: a token itself, its blocks of 2, " \
+            "4, .. tokens, and in the last level all that is older; 0: one state",                                    \
+            0, 0                                                                                                      \
+    }
+/* Whether so many states of `size` values fit; the message names the key. */
+bool levels_check(int n, double size, Err *);
 
 /* States per value head; n 0: without levels. */
 static inline int levels_states(int n) { return n > 2 ? n - 1 : 1; }

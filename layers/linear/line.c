@@ -57,10 +57,7 @@ bool line_check(LineCfg *c, const LineKind *kind, double v_per_k, Err *e) {
     if ((long)c->v_heads * c->householders * imax(c->head_dim, c->v_dim) > 1 << 18)
         return err_input(e, "heads: %d heads of %d x %d are more than %d channels; use fewer or narrower heads",
                          c->v_heads * c->householders, c->head_dim, c->v_dim, 1 << 18);
-    if ((double)levels_states(c->levels) * c->v_heads * c->head_dim * c->v_dim > 1 << 30)
-        return err_input(e,
-                         "levels: %d levels of %d heads of %d x %d are more than %d values of state; use fewer levels",
-                         c->levels, c->v_heads, c->head_dim, c->v_dim, 1 << 30);
+    if (!levels_check(c->levels, (double)line_states(c) * c->head_dim * line_columns(c), e)) return false;
     bool turns = kind->map == MAP_ROTATE && c->rope.type != ROPE_NONE;
     if (turns && c->head_dim % 2)
         return err_input(e, "head_dim: rope turns pairs, expected an even number, got %d", c->head_dim);

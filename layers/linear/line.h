@@ -108,13 +108,7 @@ void line_correct_query_backward(Run *, const LineCfg *, const LineW *, LineW *d
         "householders", KEY_INT, offsetof(LineCfg, householders), "1", 1, 16,                                       \
             "keys and values of a token, with each of which the delta rule is applied in turn (DeltaProduct)", 0, 0 \
     }
-#define LINE_KEY_LEVELS                                                                                               \
-    {                                                                                                                 \
-        "levels", KEY_INT, offsetof(LineCfg, levels), "0", 0, LEVELS_MOST,                                            \
-            "log-linear attention: states by distance, each weighed by the reader: a token itself, its blocks of 2, " \
-            "4, .. tokens, and in the last level all that is older; 0: one state",                                    \
-            0, 0                                                                                                      \
-    }
+#define LINE_KEY_LEVELS LEVELS_KEY(LineCfg)
 #define LINE_KEY_HEAD_DIM(dflt) \
     { "head_dim", KEY_INT, offsetof(LineCfg, head_dim), "0", 0, 1024, "key channels of a head; 0: " dflt, 0, 0 }
 #define LINE_KEY_V_DIM(dflt) \

@@ -541,22 +541,28 @@ class Mamba2(nn.Module):
         self.c, d = c, m["d_model"]
         self.H = c["heads"] or 2 * d // c["head_dim"]
         self.d, self.bc = self.H * c["head_dim"], c["groups"] * c["state_size"]
-        self.in_proj = nn.Linear(d, 2 * self.d + 2 * self.bc + self.H, c["bias"])
+        self.levels = c.get("levels", 0)
+        self.in_proj = nn.Linear(d, 2 * self.d + 2 * self.bc + self.H * (1 + self.levels), c["bias"])
         self.conv1d = Conv(self.d + 2 * self.bc, c["conv"], c["conv_bias"]) if c["conv"] else None
         self.A_log, self.D, self.dt_bias = (nn.Parameter(torch.zeros(self.H)) for _ in range(3))
+        self.L = nn.Parameter(torch.ones(self.H, self.levels)) if self.levels else None
         self.norm = Norm(self.d, m["norm_eps"])
         self.out_proj = nn.Linear(self.d, d, c["bias"])
 
     def forward(self, x, shared):
         c = self.c
-        z, xbc, dt = self.in_proj(x).split((self.d, self.d + 2 * self.bc, self.H), -1)
+        sizes = self.d, self.d + 2 * self.bc, self.H, self.H * self.levels
+        z, xbc, dt, delta = self.in_proj(x).split(sizes, -1)
         xbc = self.conv1d(xbc) if self.conv1d is not None else F.silu(xbc)
         u, B, C = xbc.split((self.d, self.bc, self.bc), -1)
         step = F.softplus(dt + self.dt_bias).transpose(1, 2).unsqueeze(-1)
         u, per = heads_of(u, self.H), self.H // c["groups"]
         B, C = (heads_of(a, c["groups"]).repeat_interleave(per, 1).unsqueeze(3) for a in (B, C))
         g = -self.A_log.exp()[:, None, None] * step
-        o = recur(C, B, (step * u).unsqueeze(3), g).squeeze(3) + self.D[:, None, None] * u
+        weigh = None
+        if self.levels:
+            weigh = F.softplus(self.L * delta.unflatten(-1, self.L.shape)).transpose(1, 2).unsqueeze(3)
+        o = recur(C, B, (step * u).unsqueeze(3), g, weigh=weigh).squeeze(3) + self.D[:, None, None] * u
         o = joined(o) * ACTS[c["gate"]](z)
         o = rms(o.unflatten(-1, (c["groups"], -1)), self.norm.eps).flatten(-2) * self.norm.weight
         return self.out_proj(o), None

@@ -283,6 +283,7 @@ const Animal zoo[] = {
     {"mamba2", KIND("mamba2", "\"head_dim\":4,\"state_size\":5,\"groups\":2")},
     {"mamba2, sigmoid gate, conv 0",
      KIND("mamba2", "\"head_dim\":4,\"state_size\":5,\"conv\":0,\"gate\":\"sigmoid\",\"rates\":\"drawn\"")},
+    {"mamba2, levels", KIND("mamba2", "\"head_dim\":4,\"state_size\":5,\"groups\":2,\"conv\":2,\"levels\":3")},
     {"mamba2, no convolution, biases", KIND("mamba2", "\"heads\":3,\"head_dim\":5,\"state_size\":4,\"conv\":1,\"conv_"
                                                       "bias\":false,\"bias\":true,\"rates\":\"drawn\"")},
     {"gated retention, publisher and reader (YOCO)",
