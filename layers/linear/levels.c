@@ -80,7 +80,7 @@ static LevelsRoom levels_room(Run *r, Tensor o, Tensor delta, Tensor L) {
     m.logits = levels_logits(r, delta, L);
     return m;
 }
-/* F_l, in m->before; returns F_l - F_(l-1). */
+/* Compute F_l, to m->before, and return F_l - F_(l-1). */
 static Tensor levels_difference(Run *r, Run *as, const Levels *c, int l, Recur x, Tensor keep, Tensor state, int at,
                                 LevelsRoom *m) {
     Tensor f = m->read, difference = m->before;

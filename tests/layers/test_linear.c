@@ -323,6 +323,26 @@ Test(linear, levels_weighed_alike_are_one_state) {
         weigh_alike("gated_retention", "\"heads\":3,\"gate_divisor\":1", levels[i]);
     }
 }
+/* Values of state: (1, or levels - 1) H K V, and the inputs of the convolutions. */
+Test(linear, states_of_levels) {
+    static const int levels[] = {0, 1, 2, 3, 12}, states[] = {1, 1, 1, 2, 11};
+    for (size_t i = 0; i < sizeof levels / sizeof *levels; i++) {
+        Alone a;
+        char settings[128];
+        snprintf(settings, sizeof settings,
+                 "\"heads\":2,\"v_heads\":4,\"head_dim\":3,\"v_dim\":5,\"conv\":3,\"levels\":%d", levels[i]);
+        open_kind(&a, "gdn", settings);
+        cr_expect_eq(a.m.layer[0].rows.state, states[i] * 60 + 64, "%d levels: %d values", levels[i],
+                     a.m.layer[0].rows.state);
+        alone_close(&a);
+        snprintf(settings, sizeof settings, "\"heads\":4,\"head_dim\":5,\"state_size\":3,\"conv\":0,\"levels\":%d",
+                 levels[i]);
+        open_kind(&a, "mamba2", settings);
+        cr_expect_eq(a.m.layer[0].rows.state, states[i] * 60, "%d levels: %d values", levels[i],
+                     a.m.layer[0].rows.state);
+        alone_close(&a);
+    }
+}
 /* Normalised attention to equal values is that value, whatever the keys. */
 Test(linear, equal_values_average_to_themselves) {
     Alone a;
