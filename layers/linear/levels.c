@@ -164,7 +164,7 @@ double levels_flops(const Levels *c, double state, double pair, double context) 
     const int rows = steps_each(c->steps);
     double sum = 0;
     for (int l = 0; l < c->n; l++) {
-        const double reach = l == c->n - 1 ? context : fmin(context, ldexp(1, l));
+        const double reach = l == c->n - 1 ? context : ldexp(1, l);
         sum += rows * (state + rows * fmin(reach, RECUR_CHUNK / rows) * pair);
     }
     return sum;
