@@ -1,8 +1,8 @@
 /* levels.h: log-linear attention: a recurrence with several states per value head, one for each level of distance, of
  * which every token weighs the results. line.c and mamba2.c call these in every pass of a layer with `levels`.
  *
- *   level(t,s) = min(length of (t xor s) in binary, n - 1)    of the read at t of the write at s; positions in a document
- *   o_t = sum over levels l of lambda_tl (F_l - F_(l-1))_t    F_l: what is read of writes of the levels 0..l; F_(-1) = 0
+ *   level(t,s) = min(length of (t xor s) in binary, n - 1)    of the read at t of the write at s, in a document
+ *   o_t = sum over levels l of lambda_tl (F_l - F_(l-1))_t    F_l: what is read of the levels 0..l; F_(-1) = 0
  *   lambda_tl = softplus(L_l (Wl x_t)_l)                      n per value head
  *
  * A write of level l >= 1 lies in the lower half of the reader's block of 2^l tokens, and the reader in the upper half.

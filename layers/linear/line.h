@@ -18,8 +18,8 @@
  * levels > 0: log-linear attention, a state for every level of distance (levels.h), weighed by softplus(L (Wl x)) per
  * value head.
  *
- * State blob: S (states,K,V), of each level in turn, then the last conv-1 inputs of the convolutions of q, k and v, (conv-1,C) each. Heads are
- * RMS-normed over V. */
+ * State blob: S (states,K,V), of each level in turn, then the last conv-1 inputs of the convolutions of q, k and v,
+ * (conv-1,C) each. Heads are RMS-normed over V. */
 #pragma once
 #include "layers/mixer.h"
 #include "levels.h"
