@@ -95,6 +95,7 @@ static bool attention_common(const GqaCfg *g, const ModelCfg *c, const char *arc
 static bool mamba_fits(const Mamba2Cfg *c, const char *arch, Err *e) {
     if (!c->conv || !c->conv_bias)
         return gguf_no(e, "mamba2 without a convolution or its bias (its %s adds one)", arch);
+    if (c->levels) return gguf_no(e, "mamba2 with levels (its %s has one state a head)", arch);
     if (c->bias) return gguf_no(e, "mamba2 with bias (its %s has none in the projections)", arch);
     return !c->gate || gguf_no(e, "mamba2 with gate sigmoid (its %s has silu)", arch);
 }
@@ -171,6 +172,7 @@ static bool gdn_fits(const LineCfg *c, Err *e) {
     if (c->householders > 1 || c->kv_heads != c->heads)
         return gguf_no(e, "gdn with householders, or fewer kv_heads than heads");
     if (c->inner_decay || c->output_correction) return gguf_no(e, "gdn with inner_decay or output_correction");
+    if (c->levels) return gguf_no(e, "gdn with levels");
     return c->head_dim == c->v_dim ||
            gguf_no(e, "gdn with head_dim %d and v_dim %d (its qwen35 has one width)", c->head_dim, c->v_dim);
 }

@@ -12,6 +12,7 @@ static const Key keys[] = {
     LINE_KEY_GATE("none"),
     LINE_KEY_BETA_MAX,
     LINE_KEY_HOUSEHOLDERS,
+    LINE_KEY_LEVELS,
     {0},
 };
 static bool deltanet_check(void *cfg, Err *e) { return line_check(cfg, &kind, 1, e); }

@@ -10,6 +10,7 @@ static const Key keys[] = {
     LINE_KEY_V_DIM("head_dim"),
     LINE_KEY_CONV("0", ""),
     LINE_KEY_GATE("silu"),
+    LINE_KEY_LEVELS,
     {"gate_divisor", KEY_FLOAT, offsetof(LineCfg, gate_divisor), "16", 1e-3, 1e6,
      "log decay = log sigmoid(.) / this: the larger, the longer the memory at the start", 0, 0},
     LINE_KEY_RATES("the heads, by gt_proj.bias", "all of log(1/2) / gate_divisor, no bias"),

@@ -15,6 +15,7 @@ static const Key keys[] = {
     LINE_KEY_GATE("silu"),
     LINE_KEY_BETA_MAX,
     LINE_KEY_HOUSEHOLDERS,
+    LINE_KEY_LEVELS,
     {"inner_decay", KEY_BOOL, offsetof(LineCfg, inner_decay), "false", 0, 0,
      "erase by sigmoid(decay) k, a factor of each head (Comba)", 0, 0},
     {"output_correction", KEY_BOOL, offsetof(LineCfg, output_correction), "false", 0, 0,

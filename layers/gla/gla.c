@@ -12,6 +12,7 @@ static const Key keys[] = {
     LINE_KEY_V_DIM("2 head_dim"),
     LINE_KEY_CONV("0", ""),
     LINE_KEY_GATE("silu"),
+    LINE_KEY_LEVELS,
     {"gate_rank", KEY_INT, offsetof(LineCfg, gate_rank), "16", 1, 4096, "width between the decay's two projections", 0,
      0},
     {"gate_divisor", KEY_FLOAT, offsetof(LineCfg, gate_divisor), "16", 1e-3, 1e6,

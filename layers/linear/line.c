@@ -23,9 +23,12 @@ static int line_columns(const LineCfg *c) { return c->v_dim + c->kind->divide_by
 static int line_tail(const LineCfg *c) { return imax(0, c->conv - 1); }
 /* q, k and v go through SiLU, and before that through a convolution where conv > 0. */
 static bool line_convolves(const LineCfg *c) { return c->kind->delta || c->conv; }
-static int line_state_size(const LineCfg *c) { return line_states(c) * c->head_dim * line_columns(c); }
+/* Elements of the states of one level, and of all. */
+static int line_level_size(const LineCfg *c) { return line_states(c) * c->head_dim * line_columns(c); }
+static int line_state_size(const LineCfg *c) { return levels_states(c->levels) * line_level_size(c); }
 static double line_scale_of(const LineCfg *c) { return c->kind->divide_by_last ? 1 : 1 / sqrt(c->head_dim); }
 static bool line_gated(const LineCfg *c) { return c->gate != LINE_GATE_NONE; }
+static Levels line_levels_of(const LineCfg *c) { return (Levels){c->levels, line_steps_of(c), line_scale_of(c)}; }
 
 bool line_check(LineCfg *c, const LineKind *kind, double v_per_k, Err *e) {
     c->kind = kind;
@@ -54,6 +57,7 @@ bool line_check(LineCfg *c, const LineKind *kind, double v_per_k, Err *e) {
     if ((long)c->v_heads * c->householders * imax(c->head_dim, c->v_dim) > 1 << 18)
         return err_input(e, "heads: %d heads of %d x %d are more than %d channels; use fewer or narrower heads",
                          c->v_heads * c->householders, c->head_dim, c->v_dim, 1 << 18);
+    if (!levels_check(c->levels, (double)line_states(c) * c->head_dim * line_columns(c), e)) return false;
     bool turns = kind->map == MAP_ROTATE && c->rope.type != ROPE_NONE;
     if (turns && c->head_dim % 2)
         return err_input(e, "head_dim: rope turns pairs, expected an even number, got %d", c->head_dim);
@@ -96,6 +100,10 @@ void line_weights(const void *cfg, void *w_, Fields *f) {
     if (c->kind->delta) field(f, &w->wb, "b_proj.weight", 0, c->householders * HS, d);
     if (c->inner_decay) field(f, &w->decay, "decay", FIELD_ONES | FIELD_NODECAY | FIELD_F32, c->heads);
     if (c->output_correction) field(f, &w->D, "D", FIELD_ONES | FIELD_NODECAY | FIELD_F32, c->heads);
+    if (c->levels) {
+        field(f, &w->wl, "l_proj.weight", 0, c->v_heads * c->levels, d);
+        field(f, &w->L, "L", FIELD_ONES | FIELD_NODECAY | FIELD_F32, c->v_heads, c->levels);
+    }
     if (line_gated(c)) field(f, &w->wg, "g_proj.weight", 0, out, d);
     const char *norm = c->kind->other_norm && c->gate != LINE_GATE_SILU ? c->kind->other_norm : c->kind->norm;
     if (norm) field(f, &w->norm, norm, FIELD_ONES | FIELD_NODECAY, c->v_dim);
@@ -137,7 +145,9 @@ static void line_buffers(const LineCfg *c, int N, int M, bool keep, LineS *s, Fi
         field(f, &s->a, "decay", 0, N, c->kv_heads, c->head_dim);
     }
     if (c->kind->delta) field(f, &s->beta, "beta", FIELD_F32, N, c->householders * HS);
-    if (keep) field(f, &s->keep, "states", FIELD_F32, recur_keep(N * line_steps(c)), HS, c->head_dim, line_columns(c));
+    if (c->levels) field(f, &s->delta, "levels", FIELD_F32, N, HV * c->levels);
+    if (keep && !c->levels)
+        field(f, &s->keep, "states", FIELD_F32, recur_keep(N * line_steps(c)), HS, c->head_dim, line_columns(c));
     field(f, &s->o, "o", 0, N, HV, line_columns(c));
     if (line_gated(c)) field(f, &s->gate, "gate", 0, M, outputs_of(c));
     if (!line_gated(c) && !c->kind->divide_by_last) field(f, &s->rstd, "rstd", FIELD_F32, M, HV);
@@ -243,12 +253,13 @@ static void line_readout(Run *r, const LineCfg *c, const LineW *w, const LineS *
 static void line_project(Run *r, const LineCfg *c, const LineW *w, Tensor x, LineS *s) {
     const Ops *op = r->ops;
     Mark mark = arena_mark(r->scratch);
-    Projection p[6] = {{s->q, w->wq, ABSENT}, {s->k, w->wk, ABSENT}, {s->v, w->wv, ABSENT}};
+    Projection p[LINEAR_MANY] = {{s->q, w->wq, ABSENT}, {s->k, w->wk, ABSENT}, {s->v, w->wv, ABSENT}};
     int n = 3;
     Tensor b = c->kind->delta ? SCRATCH(r, "beta", s->beta.n[0], s->beta.n[1]) : ABSENT;
     if (present(s->a))
         p[n++] = present(s->a0) ? (Projection){s->a0, w->wa0, ABSENT} : (Projection){s->a, w->wa, ABSENT};
     if (c->kind->delta) p[n++] = (Projection){b, w->wb, ABSENT};
+    if (c->levels) p[n++] = (Projection){s->delta, w->wl, ABSENT};
     if (line_gated(c) && r->in.n == r->out.n) p[n++] = (Projection){s->gate, w->wg, ABSENT};
     op->linear_many(r, n, p, x);
     if (c->kind->map == MAP_ROTATE && !line_convolves(c)) {
@@ -259,16 +270,24 @@ static void line_project(Run *r, const LineCfg *c, const LineW *w, Tensor x, Lin
     if (c->kind->delta) op->sigmoid(r, s->beta, b, c->beta_max);
     arena_release(r->scratch, mark);
 }
+/* s->o by the recurrence, of x in rows of steps. */
+static void line_recur(Run *r, const LineCfg *c, const LineW *w, LineS *s, Recur x, Tensor state) {
+    if (c->levels) {
+        const Levels levels = line_levels_of(c);
+        levels_forward(r, &levels, x, s->delta, w->L, state, 0, s->o);
+        return;
+    }
+    Stepped steps;
+    Run *as = steps_run(r, line_steps_of(c), &steps);
+    Tensor o = as == r ? s->o : SCRATCH_OF(r, "o of steps", s->o.dtype, as->batch->N, line_states(c), line_columns(c));
+    r->ops->recur(as, o, s->keep, x, line_scale_of(c), state, 0);
+    if (as != r) steps_reads(r, line_steps_of(c), o, s->o, line_states(c) / c->kv_heads * line_columns(c), true);
+}
 /* The inner function of forward (without a state) and extend (with one). */
 static void line_run(Run *r, const LineCfg *c, const LineW *w, Tensor x, LineS *s, Tensor state, Tensor y) {
     RunMark mark = run_mark(r);
-    Stepped steps;
     line_project(r, c, w, x, s);
-    Fed f = line_feed(r, c, w, s, state);
-    Run *as = steps_run(r, line_steps_of(c), &steps);
-    Tensor o = as == r ? s->o : SCRATCH_OF(r, "o of steps", s->o.dtype, as->batch->N, line_states(c), line_columns(c));
-    r->ops->recur(as, o, s->keep, f.x, line_scale_of(c), state, 0);
-    if (as != r) steps_reads(r, line_steps_of(c), o, s->o, line_states(c) / c->kv_heads * line_columns(c), true);
+    line_recur(r, c, w, s, line_feed(r, c, w, s, state).x, state);
     if (line_gated(c) && r->in.n != r->out.n) r->ops->linear(r, s->gate, wanted_rows(r, x), w->wg, ABSENT);
     Tensor out = SCRATCH_OF(r, "read", s->o.dtype, r->out.n, outputs_of(c));
     line_readout(r, c, w, s, wanted_rows(r, s->o), s->rstd, out);
@@ -363,6 +382,22 @@ static Tensor readout_backward(Run *r, const LineCfg *c, const LineW *w, LineW *
     }
     return dout;
 }
+/* Compute d, the gradients of x, from that of o. */
+static void line_recur_backward(Run *r, const LineCfg *c, const LineW *w, LineW *dw, const LineS *s, const Recur *d,
+                                Recur x, Tensor dout, Inputs *in) {
+    if (c->levels) {
+        const Levels levels = line_levels_of(c);
+        Tensor ddelta = scratch_like(r, "d levels", s->delta);
+        levels_backward(r, &levels, d, ddelta, dw->L, dout, x, s->delta, w->L);
+        line_input(in, ddelta, w->wl, dw->wl);
+        return;
+    }
+    Stepped steps;
+    Run *as = steps_run(r, line_steps_of(c), &steps);
+    const RecurInto into = recur_overwrite(*d);
+    r->ops->recur_backward(as, &into, steps_read_by(r, line_steps_of(c), dout, line_states(c), line_columns(c)), x,
+                           line_scale_of(c), s->keep, NULL);
+}
 void line_backward(Run *r, const void *cfg, const void *w_, void *dw_, Tensor x, const Kv *kv, const KvInto *dkv,
                    const void *s_, Tensor dy, Into dx) {
     (void)kv, (void)dkv;
@@ -372,21 +407,17 @@ void line_backward(Run *r, const void *cfg, const void *w_, void *dw_, Tensor x,
     const LineS *s = s_;
     const Ops *op = r->ops;
     RunMark mark = run_mark(r);
-    Stepped steps;
     Inputs in = {0};
     Tensor dout = readout_backward(r, c, w, dw, s, dy, &in);
     Fed f = line_feed(r, c, w, s, ABSENT);
-    Run *as = steps_run(r, line_steps_of(c), &steps);
     Recur d = {.q = scratch_like(r, "d q", f.x.q),
                .k = scratch_like(r, "d k", f.x.k),
                .v = scratch_like(r, "d v", f.x.v),
                .g = c->kind->decay == DECAY_CONSTANT ? ABSENT : scratch_like(r, "d g", f.x.g),
                .beta = scratch_like(r, "d beta", f.x.beta),
                .e = scratch_like(r, "d e", f.x.e)};
-    const RecurInto into = recur_overwrite(d);
-    op->recur_backward(as, &into, steps_read_by(r, line_steps_of(c), dout, line_states(c), line_columns(c)), f.x,
-                       line_scale_of(c), s->keep, NULL);
-    if (as != r) {
+    line_recur_backward(r, c, w, dw, s, &d, f.x, dout, &in);
+    if (line_steps(c) > 1) {
         Tensor dq = SCRATCH_OF(r, "d of queries", d.q.dtype, f.token.q.n[0], c->heads, c->head_dim);
         steps_reads(r, line_steps_of(c), d.q, dq, c->head_dim, true);
         d.q = dq;
@@ -425,8 +456,7 @@ void line_backward(Run *r, const void *cfg, const void *w_, void *dw_, Tensor x,
  * chunk a row also meets those before it. */
 double line_flops(const void *cfg, double context) {
     const LineCfg *c = cfg;
-    const int rows = line_steps(c);
-    const double seen = rows * fmin(context, RECUR_CHUNK / rows);
-    return rows * (line_state_size(c) * (4.0 + 2 * c->kind->delta) +
-                   2 * seen * line_states(c) * (c->head_dim + line_columns(c)));
+    const Levels levels = {imax(1, c->levels), line_steps_of(c), line_scale_of(c)};
+    return levels_flops(&levels, line_level_size(c) * (4.0 + 2 * c->kind->delta),
+                        2.0 * line_states(c) * (c->head_dim + line_columns(c)), context);
 }

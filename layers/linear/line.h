@@ -15,11 +15,14 @@
  * householders > 1: a token has that many keys, values and betas, (householders,heads,width), and the delta rule is
  * applied once with each, after one decay; the output is read after the last. Both run the recurrence on several rows
  * per token (steps.h): rows that only read have k = 0, v = 0, beta = 0 and no decay.
+ * levels > 0: log-linear attention, a state for every level of distance (levels.h), weighed by softplus(L (Wl x)) per
+ * value head.
  *
- * State blob: S (states,K,V), then the last conv-1 inputs of the convolutions of q, k and v, (conv-1,C) each. Heads are
- * RMS-normed over V. */
+ * State blob: S (states,K,V), of each level in turn, then the last conv-1 inputs of the convolutions of q, k and v,
+ * (conv-1,C) each. Heads are RMS-normed over V. */
 #pragma once
 #include "layers/mixer.h"
+#include "levels.h"
 
 enum { LINE_CONSTANTS = 64 };
 typedef enum { MAP_NONE, MAP_UNIT, MAP_ROTATE, MAP_ELU } LineMap;
@@ -42,7 +45,7 @@ typedef struct {
 
 typedef struct {
     LayerCfg base;
-    int heads, kv_heads, v_heads, head_dim, v_dim, conv, gate_rank, beta_max, gate, rates, householders;
+    int heads, kv_heads, v_heads, head_dim, v_dim, conv, gate_rank, beta_max, gate, rates, householders, levels;
     bool conv_bias, inner_decay, output_correction;
     double gate_divisor, eps;
     RopeCfg rope;
@@ -58,12 +61,14 @@ typedef struct {
     Tensor wa, wa0, ba, A, dt;     /* decay */
     Tensor wb, wg, norm, wo;       /* beta, output gate, gain (V), output */
     Tensor decay, D;               /* (H) of inner_decay and output_correction */
+    Tensor wl, L;                  /* (HV levels,d), (HV,levels): weights of levels */
 } LineW;
 typedef struct {
     Tensor q, k, v; /* (N,H*K), keys and values of a token: projected; rotated where no convolution comes before */
     Tensor a, a0,
         beta;       /* (N,states,1) or (N,kv_heads,K) and (N,rank) before the decay's gate; (N,householders*states) */
-    Tensor keep, o; /* of the recurrence; (N,HV,V or V+1) */
+    Tensor keep, o; /* of the recurrence, absent with levels; (N,HV,V or V+1) */
+    Tensor delta;   /* (N,HV levels): Wl x */
     Tensor gate, rstd; /* (M,HV*V), (M,HV): output, for the M wanted rows */
 } LineS;
 
@@ -103,6 +108,7 @@ void line_correct_query_backward(Run *, const LineCfg *, const LineW *, LineW *d
         "householders", KEY_INT, offsetof(LineCfg, householders), "1", 1, 16,                                       \
             "keys and values of a token, with each of which the delta rule is applied in turn (DeltaProduct)", 0, 0 \
     }
+#define LINE_KEY_LEVELS LEVELS_KEY(LineCfg)
 #define LINE_KEY_HEAD_DIM(dflt) \
     { "head_dim", KEY_INT, offsetof(LineCfg, head_dim), "0", 0, 1024, "key channels of a head; 0: " dflt, 0, 0 }
 #define LINE_KEY_V_DIM(dflt) \

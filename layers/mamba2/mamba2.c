@@ -18,18 +18,21 @@ static const Key keys[] = {
     {"bias", KEY_BOOL, offsetof(Mamba2Cfg, bias), "false", 0, 0, "biases of the input and output projections", 0, 0},
     {"gate", KEY_CHOICE, offsetof(Mamba2Cfg, gate), "silu", 0, 0, "function of the output gate z", gates, 0},
     {"rates", KEY_CHOICE, offsetof(Mamba2Cfg, rates), "spread", 0, 0, RATES_MEANING, rates_names, 0},
+    LEVELS_KEY(Mamba2Cfg),
     {0},
 };
 
 typedef struct {
-    Tensor in, in_bias;     /* (2 H P + 2 G N + H, d): rows [z x B C dt] */
+    Tensor in, in_bias;     /* (2 H P + 2 G N + H + H levels, d): rows [z x B C dt levels] */
     Tensor conv, conv_bias; /* (H P + 2 G N, 1, conv): rows [x B C] */
     Tensor A, D, dt, norm, out, out_bias;
+    Tensor L; /* (H,levels) */
 } W;
 typedef struct {
     Tensor x, B, C, dt; /* (N,H P) (N,G N) (N,G N) before the convolution; (N,H) before softplus */
     Tensor z;           /* (M,H P), M wanted rows */
-    Tensor o, states;   /* (N,H,P) with the skip, the states between chunks */
+    Tensor o, states;   /* (N,H,P) with the skip, the states between chunks: absent with levels */
+    Tensor delta;       /* (N,H levels): the input of the levels' weights */
 } S;
 /* Recomputed for the backward. */
 typedef struct {
@@ -39,18 +42,19 @@ typedef struct {
 
 /* Widths, and the first rows of the parts of `in` (z at 0) and of `conv` (x at 0). */
 typedef struct {
-    int d, bc, conv, in, x, B, C, dt;
+    int d, bc, conv, in, x, B, C, dt, levels;
 } Part;
 static Part mamba2_part_of(const Mamba2Cfg *c) {
     int d = c->heads * c->head_dim, bc = c->groups * c->state_size;
     return (Part){.d = d,
                   .bc = bc,
                   .conv = d + 2 * bc,
-                  .in = 2 * d + 2 * bc + c->heads,
+                  .in = 2 * d + 2 * bc + c->heads * (1 + c->levels),
                   .x = d,
                   .B = 2 * d,
                   .C = 2 * d + bc,
-                  .dt = 2 * d + 2 * bc};
+                  .dt = 2 * d + 2 * bc,
+                  .levels = 2 * d + 2 * bc + c->heads};
 }
 
 /* Elements of a row of x. */
@@ -72,7 +76,7 @@ static bool mamba2_check(void *cfg, Err *e) {
     if ((long)c->heads * imax(c->head_dim, c->state_size) > 1 << 18)
         return err_input(e, "heads: %d heads of %d x %d are more than %d channels; use fewer or narrower heads",
                          c->heads, c->state_size, c->head_dim, 1 << 18);
-    return true;
+    return levels_check(c->levels, (double)c->heads * c->state_size * c->head_dim, e);
 }
 
 static void mamba2_weights(const void *cfg, void *w_, Fields *f) {
@@ -86,6 +90,7 @@ static void mamba2_weights(const void *cfg, void *w_, Fields *f) {
     field(f, &w->A, "A_log", FIELD_OWN | FIELD_NODECAY | FIELD_F32, c->heads);
     field(f, &w->D, "D", FIELD_ONES | FIELD_NODECAY | FIELD_F32, c->heads);
     field(f, &w->dt, "dt_bias", FIELD_OWN | FIELD_NODECAY | FIELD_F32, c->heads);
+    if (c->levels) field(f, &w->L, "L", FIELD_ONES | FIELD_NODECAY | FIELD_F32, c->heads, c->levels);
     field(f, &w->norm, "norm.weight", FIELD_ONES | FIELD_NODECAY, p.d);
     field(f, &w->out, "out_proj.weight", FIELD_RESIDUAL, c->base.d_model, p.d);
     if (c->bias) field(f, &w->out_bias, "out_proj.bias", FIELD_ZEROS | FIELD_NODECAY, c->base.d_model);
@@ -112,14 +117,18 @@ static void mamba2_buffers(const Mamba2Cfg *c, int N, int M, S *s, Fields *f) {
     field(f, &s->dt, "dt", FIELD_F32, N, c->heads, 1);
     field(f, &s->z, "z", 0, M, p.d);
     field(f, &s->o, "o", 0, N, c->heads, c->head_dim);
+    if (c->levels) field(f, &s->delta, "levels", FIELD_F32, N, c->heads * c->levels);
 }
 static void mamba2_saved(const void *cfg, int N, void *s_, Fields *f) {
     const Mamba2Cfg *c = cfg;
     S *s = s_;
     mamba2_buffers(c, N, N, s, f);
-    field(f, &s->states, "states", FIELD_F32, recur_keep(N), c->heads, c->state_size, c->head_dim);
+    if (!c->levels) field(f, &s->states, "states", FIELD_F32, recur_keep(N), c->heads, c->state_size, c->head_dim);
 }
-static int mamba2_state_size(const Mamba2Cfg *c) { return c->heads * c->state_size * c->head_dim; }
+static int mamba2_state_size(const Mamba2Cfg *c) {
+    return levels_states(c->levels) * c->heads * c->state_size * c->head_dim;
+}
+static Levels mamba2_levels_of(const Mamba2Cfg *c) { return (Levels){c->levels, {c->groups, 1, 1}, 1}; }
 static int mamba2_tail(const Mamba2Cfg *c) { return imax(0, c->conv - 1); }
 static void mamba2_rows(const void *cfg, KvShape *s) {
     const Mamba2Cfg *c = cfg;
@@ -161,16 +170,24 @@ static void mamba2_run(Run *r, const Mamba2Cfg *c, const W *w, Tensor x, S *s, T
     Mark mark = arena_mark(r->scratch);
     Part p = mamba2_part_of(c);
     bool all = r->in.n == r->out.n; /* otherwise the gate has fewer rows */
-    Projection parts[] = {mamba2_part(w, s->x, p.x), mamba2_part(w, s->B, p.B), mamba2_part(w, s->C, p.C),
-                          mamba2_part(w, s->dt, p.dt), mamba2_part(w, s->z, 0)};
-    r->ops->linear_many(r, 4 + all, parts, x);
+    const Projection z = mamba2_part(w, s->z, 0);
+    Projection parts[LINEAR_MANY] = {mamba2_part(w, s->x, p.x), mamba2_part(w, s->B, p.B), mamba2_part(w, s->C, p.C),
+                                     mamba2_part(w, s->dt, p.dt)};
+    int n = 4;
+    if (c->levels) parts[n++] = mamba2_part(w, s->delta, p.levels);
+    if (all) parts[n++] = z;
+    r->ops->linear_many(r, n, parts, x);
     T t = mamba2_derive(r, c, w, s, state);
-    r->ops->recur(r, s->o, s->states, t.r, 1, state, 0);
+    const Levels levels = mamba2_levels_of(c);
+    if (c->levels)
+        levels_forward(r, &levels, t.r, s->delta, w->L, state, 0, s->o);
+    else
+        r->ops->recur(r, s->o, s->states, t.r, 1, state, 0);
     r->ops->skip(r, s->o, t.x, w->D);
-    if (!all) r->ops->linear(r, s->z, wanted_rows(r, x), parts[4].w, parts[4].bias);
-    Tensor n = SCRATCH_OF(r, "normed", s->o.dtype, r->out.n, p.d);
-    r->ops->gated_norm(r, n, wanted_rows(r, s->o), s->z, w->norm, mamba2_norm_of(c));
-    r->ops->linear(r, y, n, w->out, w->out_bias);
+    if (!all) r->ops->linear(r, s->z, wanted_rows(r, x), z.w, z.bias);
+    Tensor normed = SCRATCH_OF(r, "normed", s->o.dtype, r->out.n, p.d);
+    r->ops->gated_norm(r, normed, wanted_rows(r, s->o), s->z, w->norm, mamba2_norm_of(c));
+    r->ops->linear(r, y, normed, w->out, w->out_bias);
     arena_release(r->scratch, mark);
 }
 static void mamba2_forward(Run *r, const void *cfg, const void *w, Tensor x, Kv *kv, void *s, Tensor y) {
@@ -224,26 +241,34 @@ static void mamba2_backward(Run *r, const void *cfg, const void *w_, void *dw_, 
                .v = scratch_like(r, "d step x", t.r.v),
                .g = scratch_like(r, "d g", t.r.g)};
     Tensor dt = zeros_like(r, "d dt", s->dt), dv = scratch_like(r, "d x", t.x);
-    const RecurInto into = recur_overwrite(d);
-    r->ops->recur_backward(r, &into, dout, t.r, 1, s->states, NULL);
+    Tensor ddelta = scratch_like(r, "d levels", s->delta);
+    if (c->levels) {
+        const Levels levels = mamba2_levels_of(c);
+        levels_backward(r, &levels, &d, ddelta, dw->L, dout, t.r, s->delta, w->L);
+    } else {
+        const RecurInto into = recur_overwrite(d);
+        r->ops->recur_backward(r, &into, dout, t.r, 1, s->states, NULL);
+    }
     r->ops->skip_backward(r, overwrite(dv), dw->D, dout, t.x, w->D);
     r->ops->step_backward(r, add_to(dv), add_to(dt), dw->dt, d.v, t.x, s->dt, w->dt);
     r->ops->decay_backward(r, add_to(dt), dw->A, dw->dt, d.g, s->dt, w->A, w->dt, gate);
     Tensor gx = mamba2_conv_backward(r, w, dw, dv, s->x, 0), gB = mamba2_conv_backward(r, w, dw, d.k, s->B, p.d),
            gC = mamba2_conv_backward(r, w, dw, d.q, s->C, p.d + p.bc);
-    Projection in[] = {mamba2_part(w, dz, 0), mamba2_part(w, dt, p.dt), mamba2_part(w, s->x, p.x),
-                       mamba2_part(w, s->B, p.B), mamba2_part(w, s->C, p.C)},
-               d_in[] = {mamba2_part(dw, dz, 0), mamba2_part(dw, dt, p.dt), mamba2_part(dw, gx, p.x),
-                         mamba2_part(dw, gB, p.B), mamba2_part(dw, gC, p.C)};
-    r->ops->linear_many_backward(r, dx, 5, d_in, x, in);
+    Projection in[LINEAR_MANY] = {mamba2_part(w, dz, 0), mamba2_part(w, dt, p.dt), mamba2_part(w, s->x, p.x),
+                                  mamba2_part(w, s->B, p.B), mamba2_part(w, s->C, p.C)},
+               d_in[LINEAR_MANY] = {mamba2_part(dw, dz, 0), mamba2_part(dw, dt, p.dt), mamba2_part(dw, gx, p.x),
+                                    mamba2_part(dw, gB, p.B), mamba2_part(dw, gC, p.C)};
+    if (c->levels) in[5] = mamba2_part(w, ddelta, p.levels), d_in[5] = mamba2_part(dw, ddelta, p.levels);
+    r->ops->linear_many_backward(r, dx, c->levels ? 6 : 5, d_in, x, in);
     arena_release(r->scratch, mark);
 }
 
-/* Per head the state is written and read: 4 N P. Inside a chunk a row also meets those before it. */
+/* Per head a state is written and read: 4 N P. Inside a chunk a row also meets those before it. */
 static double mamba2_flops(const void *cfg, double context) {
     const Mamba2Cfg *c = cfg;
-    double seen = context < RECUR_CHUNK ? context : RECUR_CHUNK;
-    return c->heads * (4.0 * c->state_size * c->head_dim + 2 * seen * (c->state_size + c->head_dim));
+    const Levels levels = {imax(1, c->levels), {c->groups, 1, 1}, 1};
+    return levels_flops(&levels, 4.0 * c->heads * c->state_size * c->head_dim,
+                        2.0 * c->heads * (c->state_size + c->head_dim), context);
 }
 
 const Mixer mamba2_mixer = {

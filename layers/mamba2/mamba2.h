@@ -6,13 +6,16 @@
  *   step = softplus(dt + dt_bias), g = -exp(A_log) step
  *   S <- exp(g) S + B (step x)^T, o = S^T C + D x     S (N,P) per head; head h uses B and C of group h / (H/G)
  *   y = W_out (w rmsnorm(o silu(z))) + b_out          normed in G groups of H P / G elements; gate: sigmoid for silu
- * State blob: S (H,N,P), then the last conv-1 inputs of the convolutions of x, B and C.
+ * levels > 0: log-linear attention (layers/linear/levels.h); W_in has rows of the levels' weights after those of dt,
+ * (H,levels) per token.
+ * State blob: S (H,N,P), of each level in turn, then the last conv-1 inputs of the convolutions of x, B and C.
  * Source: arXiv:2405.21060; names and packing as Hugging Face's Mamba2. */
 #pragma once
+#include "layers/linear/levels.h"
 #include "layers/mixer.h"
 
 typedef struct {
     LayerCfg base;
-    int heads, head_dim, state_size, groups, conv, gate, rates;
+    int heads, head_dim, state_size, groups, conv, gate, rates, levels;
     bool conv_bias, bias;
 } Mamba2Cfg;

@@ -14,6 +14,7 @@ static const Key keys[] = {
     LINE_KEY_V_DIM("2 head_dim"),
     LINE_KEY_CONV("0", ""),
     LINE_KEY_GATE("silu"),
+    LINE_KEY_LEVELS,
     LINE_KEY_ROPE,
     {0},
 };

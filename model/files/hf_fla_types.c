@@ -71,6 +71,7 @@ static bool fla_line(const ModelCfg *c, const void *cfg, bool sigmoid, int v_per
     y->rates = 0;
     if (y->conv_bias) return hf_no(why, "conv_bias");
     if (y->householders > 1) return hf_no(why, "householders");
+    if (y->levels) return hf_no(why, "levels");
     if (y->inner_decay || y->output_correction) return hf_no(why, "inner_decay or output_correction");
     return sigmoid || y->gate != LINE_GATE_SIGMOID || hf_no(why, "gate: sigmoid");
 }

@@ -74,6 +74,7 @@ bool hf_mamba2_plain(const Mamba2Cfg *cfg, int d_model, Mamba2Cfg *m, const char
     if (!m->heads) m->heads = 2 * d_model / m->head_dim;
     if (!m->conv) return hf_no(why, "no convolution");
     if (m->gate) return hf_no(why, "gate: sigmoid");
+    if (m->levels) return hf_no(why, "levels");
     return (long)m->heads * m->head_dim % d_model == 0 || hf_no(why, "heads x head_dim that d_model does not divide");
 }
 static bool mamba2_shape(const ModelCfg *c, Mamba2Cfg *m, const char **why) {

@@ -187,6 +187,7 @@ static bool nemotron_recurrent(const Mamba2Cfg *cfg, int d_model, bool first, Ma
     if (!m.heads) m.heads = 2 * d_model / m.head_dim;
     if (!m.conv) return hf_no(why, "no convolution");
     if (m.gate) return hf_no(why, "gate: sigmoid");
+    if (m.levels) return hf_no(why, "levels");
     if (!first && memcmp(all, &m, sizeof m)) return hf_no(why, "layers of several kinds");
     memcpy(all, &m, sizeof m);
     return true;

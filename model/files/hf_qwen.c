@@ -71,6 +71,7 @@ static bool qwen_holds(const HfShape *s, const char **why) {
     if (c->householders > 1 || (c->kv_heads && c->kv_heads != c->heads))
         return hf_no(why, "gdn with householders, or fewer kv_heads than heads");
     if (c->inner_decay || c->output_correction) return hf_no(why, "gdn with inner_decay or output_correction");
+    if (c->levels) return hf_no(why, "gdn with levels");
     return c->conv || hf_no(why, "gdn without a convolution");
 }
 static void qwen_write(json_t *j, const ModelCfg *c, const HfShape *s) {

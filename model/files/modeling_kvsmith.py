@@ -167,24 +167,36 @@ def unit(x):
     return x * torch.rsqrt(x.square().sum(-1, keepdim=True) + 1e-6)
 
 
-def recur(q, k, v, g=None, beta=None, e=None):
+def recur(q, k, v, g=None, beta=None, e=None, weigh=None):
     """S <- Diag(e^g) S; S += k beta (v - S^T e)^T, where e is k if only beta is given, and beta 1 if only e; S += k v^T
     without both; o = S^T q.
     q (B,S,T,R,K): R queries a token read each state; k and e (B,S,T,J,K), v (B,S,T,J,V), beta (B,S,T,J): J writes a token, one
-    after another; g (B,S,T,K or 1). Returns (B,S,T,R,V)."""
-    state, out = torch.zeros(*k.shape[:2], k.shape[-1], v.shape[-1], dtype=k.dtype, device=k.device), []
+    after another; g (B,S,T,K or 1). Returns (B,S,T,R,V).
+    weigh (B,S,T,R,n): n states by levels of distance (arXiv:2506.04761). A token writes to level 0. Before token t the
+    levels below ctz(t) + 1 move into that one, or into the last; o = sum of weigh_l S_l^T q."""
+    n = 1 if weigh is None else weigh.shape[-1]
+    none = torch.zeros(*k.shape[:2], k.shape[-1], v.shape[-1], dtype=k.dtype, device=k.device)
+    states, out = [none] * n, []
     for t in range(q.shape[2]):
+        full = min((t & -t).bit_length(), n - 1)
+        if full:
+            states[: full + 1] = [none] * full + [sum(states[: full + 1])]
         if g is not None:
-            state = g[:, :, t].exp().unsqueeze(-1) * state
+            states = [g[:, :, t].exp().unsqueeze(-1) * state for state in states]
         for j in range(k.shape[3]):
-            key, value = k[:, :, t, j], v[:, :, t, j]
-            if e is not None or beta is not None:
-                erase = key if e is None else e[:, :, t, j]
-                value = value - (erase.unsqueeze(-2) @ state).squeeze(-2)
-            if beta is not None:
-                value = beta[:, :, t, j, None] * value
-            state = state + key.unsqueeze(-1) * value.unsqueeze(-2)
-        out.append(q[:, :, t] @ state)
+            key = k[:, :, t, j]
+            erase = e[:, :, t, j] if e is not None else key if beta is not None else None
+            for l in range(n):
+                value = v[:, :, t, j] if l == 0 else 0
+                if erase is not None:
+                    value = value - (erase.unsqueeze(-2) @ states[l]).squeeze(-2)
+                elif l:
+                    continue
+                if beta is not None:
+                    value = beta[:, :, t, j, None] * value
+                states[l] = states[l] + key.unsqueeze(-1) * value.unsqueeze(-2)
+        read = [q[:, :, t] @ state for state in states]
+        out.append(read[0] if weigh is None else sum(weigh[:, :, t, :, l, None] * read[l] for l in range(n)))
     return torch.stack(out, 2)
 
 
@@ -392,6 +404,9 @@ class Line(nn.Module):
             self.A_log, self.dt_bias = nn.Parameter(torch.zeros(self.S)), nn.Parameter(torch.zeros(self.S))
         if self.delta:
             self.b_proj = nn.Linear(d, self.J * self.S, False)
+        self.levels = c.get("levels", 0)
+        if self.levels:
+            self.l_proj, self.L = nn.Linear(d, out * self.levels, False), nn.Parameter(torch.ones(out, self.levels))
         if self.gate != "none":
             self.g_proj = nn.Linear(d, out * self.V, False)
         self.norm = self.NORMS.get(self.name)
@@ -448,7 +463,11 @@ class Line(nn.Module):
             o = recur(q, k, torch.cat((v, torch.ones_like(v[..., :1])), -1))
             o = o[..., :-1] / (o[..., -1:] + self.c["eps"])
         else:
-            o = recur(q * self.K**-0.5, k, v, self.decays(x), beta, e)
+            weigh = None
+            if self.levels:  # of output head (g, r, state): by state (g, state) and query r
+                weigh = F.softplus(self.L * self.l_proj(x).unflatten(-1, self.L.shape))
+                weigh = weigh.unflatten(2, (self.G, self.R, per)).permute(0, 2, 4, 1, 3, 5).flatten(1, 2)
+            o = recur(q * self.K**-0.5, k, v, self.decays(x), beta, e, weigh)
         # query r of key head g reads the states g per .. g per + per - 1: heads (g, r, state)
         o = o.unflatten(1, (self.G, per)).permute(0, 3, 1, 4, 2, 5).flatten(2, 4)
         if self.name != "linear":
@@ -522,22 +541,28 @@ class Mamba2(nn.Module):
         self.c, d = c, m["d_model"]
         self.H = c["heads"] or 2 * d // c["head_dim"]
         self.d, self.bc = self.H * c["head_dim"], c["groups"] * c["state_size"]
-        self.in_proj = nn.Linear(d, 2 * self.d + 2 * self.bc + self.H, c["bias"])
+        self.levels = c.get("levels", 0)
+        self.in_proj = nn.Linear(d, 2 * self.d + 2 * self.bc + self.H * (1 + self.levels), c["bias"])
         self.conv1d = Conv(self.d + 2 * self.bc, c["conv"], c["conv_bias"]) if c["conv"] else None
         self.A_log, self.D, self.dt_bias = (nn.Parameter(torch.zeros(self.H)) for _ in range(3))
+        self.L = nn.Parameter(torch.ones(self.H, self.levels)) if self.levels else None
         self.norm = Norm(self.d, m["norm_eps"])
         self.out_proj = nn.Linear(self.d, d, c["bias"])
 
     def forward(self, x, shared):
         c = self.c
-        z, xbc, dt = self.in_proj(x).split((self.d, self.d + 2 * self.bc, self.H), -1)
+        sizes = self.d, self.d + 2 * self.bc, self.H, self.H * self.levels
+        z, xbc, dt, delta = self.in_proj(x).split(sizes, -1)
         xbc = self.conv1d(xbc) if self.conv1d is not None else F.silu(xbc)
         u, B, C = xbc.split((self.d, self.bc, self.bc), -1)
         step = F.softplus(dt + self.dt_bias).transpose(1, 2).unsqueeze(-1)
         u, per = heads_of(u, self.H), self.H // c["groups"]
         B, C = (heads_of(a, c["groups"]).repeat_interleave(per, 1).unsqueeze(3) for a in (B, C))
         g = -self.A_log.exp()[:, None, None] * step
-        o = recur(C, B, (step * u).unsqueeze(3), g).squeeze(3) + self.D[:, None, None] * u
+        weigh = None
+        if self.levels:
+            weigh = F.softplus(self.L * delta.unflatten(-1, self.L.shape)).transpose(1, 2).unsqueeze(3)
+        o = recur(C, B, (step * u).unsqueeze(3), g, weigh=weigh).squeeze(3) + self.D[:, None, None] * u
         o = joined(o) * ACTS[c["gate"]](z)
         o = rms(o.unflatten(-1, (c["groups"], -1)), self.norm.eps).flatten(-2) * self.norm.weight
         return self.out_proj(o), None

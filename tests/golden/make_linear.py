@@ -3,7 +3,7 @@
 
 Gated DeltaNet and Mamba-2 are the modules of transformers in double (their norms and the delta rule compute in float32). The others are
 typed here in NumPy, one token at a time (DeltaNet, GLA) or in the quadratic parallel form (retention, gated retention,
-linear attention), which share nothing with a chunked recurrence. Every case holds two documents of LENGTHS tokens, the
+linear attention, and all layers with levels), which share nothing with a chunked recurrence. Every case holds two documents of LENGTHS tokens, the
 second shorter than a convolution; the first is longer than a chunk of 64. Weights and x are stored as float32 and were
 used as stored, y is float64. Versions: linear/versions.json. Usage: make_linear.py [OUT]  (default: linear/)
 """
@@ -431,6 +431,87 @@ def grouped(seed, mixer, H, KV, HV, n, W):
     return c, dict(mixer=mixer, heads=H, head_dim=K, v_dim=V, **more), layer
 
 
+def far(T, n):
+    """(T,T): the level of source s for target t, min(bit length of t xor s, n - 1)."""
+    return np.array([[min((t ^ s).bit_length(), n - 1) for s in range(T)] for t in range(T)])
+
+
+def leveled(seed, mixer, n, H, HV, W):
+    """Log-linear attention with n levels in the quadratic form: the weight of source s for target t, by all transitions
+    between them, is times softplus(L_l delta_tl), l their level. Value head o has the query head o // (HV/H)."""
+    K, V, R = 4, 5, 3
+    c = Case(seed)
+    delta_rule, ssd = mixer in ("gdn", "deltanet"), mixer == "mamba2"
+    keys = H * K
+    if ssd:  # [z x B C dt levels]
+        d = HV * V
+        w_in, bias = c("in_proj.weight", 2 * d + 2 * keys + HV * (1 + n), D), c("conv1d.bias", d + 2 * keys, std=0.3)
+        taps = c("conv1d.weight", d + 2 * keys, 1, W, std=0.5)
+        A, skip, dt, norm = c("A_log", HV, std=0.7), c("D", HV, std=0.7), c("dt_bias", HV, std=0.7), c("norm.weight", d, mean=1)
+        out_proj, L = c("out_proj.weight", D, d), c("L", HV, n, mean=1)
+    else:
+        q, k, v = c("q_proj.weight", keys, D), c("k_proj.weight", keys, D), c("v_proj.weight", HV * V, D)
+        taps = [c(f"{name}_conv1d.weight", ch, 1, W, std=0.5) for name, ch in (("q", keys), ("k", keys), ("v", HV * V)) if W]
+        if mixer == "gdn":
+            a, A, dt = c("a_proj.weight", HV, D), c("A_log", HV, std=0.7), c("dt_bias", HV, std=0.5)
+        if mixer == "gla":
+            g0, g1, gb = c("gk_proj.0.weight", R, D), c("gk_proj.1.weight", keys, R), c("gk_proj.1.bias", keys)
+        b = c("b_proj.weight", HV, D) if delta_rule else None
+        norm = c("o_norm.weight" if delta_rule else "g_norm.weight", V, std=0.3, mean=1)
+        l_proj, L = c("l_proj.weight", HV * n, D, std=0.7), c("L", HV, n, mean=1)
+        out_proj = c("o_proj.weight", D, HV * V)
+
+    def layer(x):
+        T = len(x)
+        level, beta, alpha, scale = far(T, n), np.ones((T, HV)), np.ones((T, HV, K)), 1
+        if ssd:
+            z, xbc, step, delta = np.split(x @ w_in.T, np.cumsum([d, d + 2 * keys, HV]), 1)
+            past = np.concatenate([np.zeros((W - 1, xbc.shape[1])), xbc])
+            xbc = silu(sum(past[j:j + T] * taps[:, 0, j] for j in range(W)) + bias)
+            inner, K_, Q = heads(xbc[:, :d], HV), heads(xbc[:, d:d + keys], H), heads(xbc[:, d + keys:], H)
+            step = softplus(step + dt)
+            V_, alpha = step[..., None] * inner, alpha * np.exp(-np.exp(A) * step)[..., None]
+        else:
+            through = lambda i, w: conv(x @ w.T, taps[i]) if W else silu(x @ w.T) if delta_rule else x @ w.T
+            Q, K_, V_ = heads(through(0, q), H), heads(through(1, k), H), heads(through(2, v), HV)
+            delta, scale = x @ l_proj.T, K**-0.5
+            if delta_rule:
+                Q, K_, beta = unit(Q), unit(K_), sigmoid(x @ b.T)
+            if mixer == "gdn":
+                alpha = alpha * np.exp(-np.exp(A) * softplus(x @ a.T + dt))[..., None]
+            if mixer == "gla":
+                alpha = heads(np.exp(logsigmoid(x @ g0.T @ g1.T + gb) / 4), H)
+            if mixer == "retention":
+                Q, K_ = rotate(Q, 100.0, False), rotate(K_, 100.0, False)
+                alpha = alpha * (1 - 2.0 ** (-5 - np.arange(HV)))[None, :, None]
+        weigh = softplus(L * heads(delta, HV))
+        y = np.zeros((T, HV, V))
+        for o in range(HV):
+            h = o // (HV // H)
+            for t in range(T):
+                row = scale * Q[t, h]  # q_t times the transitions of t, t-1, .. s+1
+                for s in range(t, -1, -1):
+                    y[t, o] += weigh[t, o, level[t, s]] * (row @ K_[s, h]) * beta[s, o] * V_[s, o]
+                    if delta_rule:
+                        row = row - (row @ K_[s, h]) * beta[s, o] * K_[s, h]
+                    row = row * alpha[s, o]
+        if ssd:
+            y = (y + skip[:, None] * inner).reshape(T, d) * silu(z)
+            return (rms(y.reshape(T, H, -1)).reshape(T, d) * norm) @ out_proj.T
+        return (rms(y) * norm).reshape(T, -1) @ out_proj.T
+
+    if ssd:
+        return c, dict(mixer=mixer, heads=HV, head_dim=V, state_size=K, groups=H, conv=W, levels=n), layer
+    more = dict(conv=W, gate="none", levels=n)
+    if mixer == "gdn":
+        more.update(v_heads=HV)
+    if mixer == "gla":
+        more.update(gate_rank=R, gate_divisor=4.0)
+    if mixer == "retention":
+        more.update(rope=dict(type="default", theta=100.0))
+    return c, dict(mixer=mixer, heads=H, head_dim=K, v_dim=V, **more), layer
+
+
 cases = {
     "gdn": lambda: gdn_public(1),
     "gdn-plain": lambda: gdn_plain(2),
@@ -457,6 +538,11 @@ cases = {
     "gdn-grouped-product": lambda: grouped(23, "gdn", 4, 2, 4, 2, 2),
     "gla-grouped": lambda: grouped(24, "gla", 6, 2, 6, 1, 0),
     "linear-grouped": lambda: grouped(25, "linear", 3, 1, 3, 1, 2),
+    "gdn-levels": lambda: leveled(27, "gdn", 8, 2, 4, 3),
+    "deltanet-levels": lambda: leveled(28, "deltanet", 4, 2, 2, 0),
+    "gla-levels": lambda: leveled(29, "gla", 5, 2, 2, 0),
+    "retention-levels": lambda: leveled(30, "retention", 2, 3, 3, 2),
+    "mamba2-levels": lambda: leveled(31, "mamba2", 6, 2, 4, 3),
     "gated_retention-bias": lambda: optional(19, "gated_retention", "silu", 0, True),
 }
 out.mkdir(parents=True, exist_ok=True)

@@ -101,6 +101,11 @@ static const Golden goldens[] = {
     {"gdn-grouped-product", 1e-12},
     {"gla-grouped", 1e-12},
     {"linear-grouped", 1e-12},
+    {"gdn-levels", 1e-12},
+    {"deltanet-levels", 1e-12},
+    {"gla-levels", 1e-12},
+    {"retention-levels", 1e-12},
+    {"mamba2-levels", 1e-12},
 };
 enum { GOLDENS = sizeof goldens / sizeof *goldens };
 ParameterizedTestParameters(linear, golden_layers) {
@@ -179,6 +184,12 @@ static void copy_delta(Alone *b, Alone *a) {
     copy_as(b, "k_conv1d.weight", a, "k_conv1d.weight", 1);
     copy_as(b, "v_conv1d.weight", a, "v_conv1d.weight", 1);
     copy_as(b, "b_proj.weight", a, "b_proj.weight", 1);
+}
+/* The weight of the same name of another layer becomes this one. */
+static void copy_field(Fields *f, Tensor *t, const char *path, unsigned flags) {
+    (void)flags;
+    Tensor to = named(f->ctx, path);
+    memcpy(to.p, t->p, tensor_bytes(to));
 }
 /* to (rows*each, n): row i is 1 at column i / each. */
 static void repeated_identity(Tensor to, int each) {
@@ -275,6 +286,62 @@ Test(linear, gated_retention_without_rotation_is_gla_with_equal_channels) {
     copy_as(&b, "g_proj.weight", &a, "g_proj.weight", 1);
     copy_as(&b, "o_proj.weight", &a, "out_proj.weight", 1);
     same("gla", &a, &b, "gk_proj.0.weight");
+}
+/* Levels whose weights are all softplus(log(e - 1)) = 1 are the state that they divide; with 0.8 they are not. */
+static void weigh_alike(const char *mixer, const char *settings, int levels) {
+    Alone a, b;
+    char more[256], msg[512];
+    const size_t n = (size_t)ROWS * 12;
+    snprintf(more, sizeof more, "%s,\"levels\":%d", settings, levels);
+    open_kind(&a, mixer, settings), open_kind(&b, mixer, more);
+    real *x = xcalloc(n, sizeof *x);
+    for (size_t i = 0; i < n; i++) x[i] = i % 12 ? (real)rng_normal(9, i) : 1;
+    const LineCfg *c = b.m.layer[0].cfg;
+    Fields from = {.see = copy_field, .ctx = &b};
+    mixer_of(&a)->weights(a.m.layer[0].cfg, a.m.w.layer[0].mix, &from);
+    Tensor wl = named(&b, "l_proj.weight");
+    fill(wl, 0);
+    for (int i = 0; i < c->v_heads * levels; i++) R(wl)[i * 12] = (real)log(expm1(1));
+    real *ya = alone_run(&a, x), *yb = alone_run(&b, x);
+    CHECK_RELATIVE(more, yb, ya, n, REAL == F64 ? 1e-12 : 2e-5);
+    R(wl)[imin(levels - 1, 7) * 12] = (real)log(expm1(0.8)); /* the last level that 67 tokens have */
+    real *other = alone_run(&b, x);
+    cr_assert(!check_relative(msg, more, CHECK_VIEW(other), CHECK_VIEW(ya), n, levels > 1 ? 1e-3 : 1e-9),
+              "%s: the weight of the last level does not matter", more);
+    free(x), free(ya), free(yb), free(other);
+    alone_close(&a), alone_close(&b);
+}
+Test(linear, levels_weighed_alike_are_one_state) {
+    static const int levels[] = {1, 2, 3, 7, 8, 12};
+    for (size_t i = 0; i < sizeof levels / sizeof *levels; i++) {
+        weigh_alike("gdn", "\"heads\":2,\"v_heads\":4,\"head_dim\":3,\"v_dim\":5,\"conv\":3", levels[i]);
+        weigh_alike("gdn", "\"heads\":4,\"kv_heads\":2,\"head_dim\":3,\"v_dim\":5,\"householders\":2", levels[i]);
+        weigh_alike("gdn", "\"heads\":2,\"head_dim\":3,\"v_dim\":5,\"inner_decay\":true", levels[i]);
+        weigh_alike("gla", "\"heads\":2,\"gate_rank\":3", levels[i]);
+        weigh_alike("deltanet", "\"heads\":2", levels[i]);
+        weigh_alike("retention", "\"heads\":2", levels[i]);
+        weigh_alike("gated_retention", "\"heads\":3,\"gate_divisor\":1", levels[i]);
+    }
+}
+/* Values of state: (1, or levels - 1) H K V, and the inputs of the convolutions. */
+Test(linear, states_of_levels) {
+    static const int levels[] = {0, 1, 2, 3, 12}, states[] = {1, 1, 1, 2, 11};
+    for (size_t i = 0; i < sizeof levels / sizeof *levels; i++) {
+        Alone a;
+        char settings[128];
+        snprintf(settings, sizeof settings,
+                 "\"heads\":2,\"v_heads\":4,\"head_dim\":3,\"v_dim\":5,\"conv\":3,\"levels\":%d", levels[i]);
+        open_kind(&a, "gdn", settings);
+        cr_expect_eq(a.m.layer[0].rows.state, states[i] * 60 + 64, "%d levels: %d values", levels[i],
+                     a.m.layer[0].rows.state);
+        alone_close(&a);
+        snprintf(settings, sizeof settings, "\"heads\":4,\"head_dim\":5,\"state_size\":3,\"conv\":0,\"levels\":%d",
+                 levels[i]);
+        open_kind(&a, "mamba2", settings);
+        cr_expect_eq(a.m.layer[0].rows.state, states[i] * 60, "%d levels: %d values", levels[i],
+                     a.m.layer[0].rows.state);
+        alone_close(&a);
+    }
 }
 /* Normalised attention to equal values is that value, whatever the keys. */
 Test(linear, equal_values_average_to_themselves) {
@@ -437,6 +504,13 @@ static const struct {
     {"gdn", "\"heads\":2,\"output_correction\":true,\"kv_heads\":1", "got 1 and 1 of 2"},
     {"deltanet", "\"heads\":2,\"inner_decay\":true", "inner_decay"},
     {"retention", "\"heads\":2,\"kv_heads\":1", "kv_heads"},
+    {"gdn", "\"heads\":2,\"levels\":25", "levels: expected"},
+    {"gdn", "\"heads\":2,\"levels\":-1", "levels: expected"},
+    {"linear", "\"heads\":2,\"levels\":3", "levels"},
+    {"gdn", "\"heads\":256,\"head_dim\":1024,\"v_dim\":1024,\"levels\":8",
+     "levels: 7 states of 268435456 values are more than 1073741824 in all"},
+    {"mamba2", "\"heads\":256,\"head_dim\":1024,\"state_size\":1024,\"levels\":8",
+     "levels: 7 states of 268435456 values are more than 1073741824 in all"},
     {"gdn", "\"heads\":1024,\"head_dim\":32,\"v_dim\":32,\"householders\":16", "heads: 16384 heads"},
     {"mamba2", "\"head_dim\":5", "5 does not divide 2 x d_model 12"},
     {"mamba2", "\"heads\":4,\"groups\":3", "groups: expected a divisor of heads (4), got 3"},

@@ -237,6 +237,16 @@ const Animal zoo[] = {
           "\"beta_max\":2")},
     {"gdn, fewer key heads, three householders",
      KIND("gdn", "\"heads\":4,\"kv_heads\":2,\"v_heads\":8,\"head_dim\":3,\"v_dim\":2,\"conv\":2,\"householders\":3")},
+    {"gdn, levels", KIND("gdn", "\"heads\":2,\"v_heads\":4,\"head_dim\":5,\"v_dim\":3,\"conv\":2,\"levels\":3")},
+    {"gdn, levels, fewer key heads, two householders",
+     KIND("gdn", "\"heads\":4,\"kv_heads\":2,\"v_heads\":8,\"head_dim\":3,\"v_dim\":2,\"conv\":0,\"householders\":2,"
+                 "\"levels\":4")},
+    {"gdn, levels, comba",
+     KIND("gdn", "\"heads\":2,\"head_dim\":5,\"v_dim\":3,\"conv\":0,\"gate\":\"none\",\"inner_decay\":true,"
+                 "\"output_correction\":true,\"levels\":2")},
+    {"gla, one level", KIND("gla", "\"heads\":2,\"gate_rank\":2,\"gate_divisor\":2,\"levels\":1")},
+    {"retention, levels", KIND("retention", "\"heads\":3,\"v_dim\":5,\"levels\":3")},
+    {"gated retention, levels", KIND("gated_retention", "\"heads\":3,\"v_dim\":5,\"gate_divisor\":1,\"levels\":5")},
     {"deltanet", KIND("deltanet", "\"heads\":2,\"v_dim\":5,\"conv\":3")},
     {"deltanet, one key head", KIND("deltanet", "\"heads\":3,\"kv_heads\":1,\"v_dim\":5,\"conv\":3")},
     {"gla, fewer key heads",
@@ -273,6 +283,7 @@ const Animal zoo[] = {
     {"mamba2", KIND("mamba2", "\"head_dim\":4,\"state_size\":5,\"groups\":2")},
     {"mamba2, sigmoid gate, conv 0",
      KIND("mamba2", "\"head_dim\":4,\"state_size\":5,\"conv\":0,\"gate\":\"sigmoid\",\"rates\":\"drawn\"")},
+    {"mamba2, levels", KIND("mamba2", "\"head_dim\":4,\"state_size\":5,\"groups\":2,\"conv\":2,\"levels\":3")},
     {"mamba2, no convolution, biases", KIND("mamba2", "\"heads\":3,\"head_dim\":5,\"state_size\":4,\"conv\":1,\"conv_"
                                                       "bias\":false,\"bias\":true,\"rates\":\"drawn\"")},
     {"gated retention, publisher and reader (YOCO)",

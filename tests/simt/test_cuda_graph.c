@@ -125,6 +125,12 @@ Test(cuda_graph, products_in_bf16, .timeout = 300) {
     static const char *const over[] = {"train.dtype=bf16", "model.d_model=64"};
     same("gqa", 2, over);
 }
+/* The rows at which a level's blocks begin are other ones in every step. */
+Test(cuda_graph, levels, .timeout = 300) {
+    static const char *const over[] = {"model.kinds.line.levels=3", "data.seq_len=16", "train.batch=2",
+                                       "train.micro_batch=1"};
+    same("gdn", 4, over);
+}
 /* By chunks, of rows where they lie. */
 Test(cuda_graph, recurrences_in_bf16, .timeout = 300) {
     static const char *const over[] = {"train.dtype=bf16", "data.seq_len=72", "train.batch=2", "train.micro_batch=1"};
