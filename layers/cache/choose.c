@@ -109,13 +109,8 @@ static real *lane_part(const Slot *s, int lane, int n, const Placed *order, bool
         slot_read(s, values ? slot_value(s, place) : slot_key(s, place), raw + (size_t)r * bytes, (size_t)run * bytes);
         r += run;
     }
-    for (int i = 0; i < n; i++) {
-        const char *part = raw + (size_t)order[i].row * bytes;
-        if (k->codec)
-            k->codec->decode(k->codec, out + (size_t)i * w, part, width);
-        else
-            memcpy(out + (size_t)i * w, part, bytes);
-    }
+    for (int i = 0; i < n; i++)
+        part_decode(k, out + (size_t)i * w, raw + (size_t)order[i].row * bytes, values, lane % k->lanes, order[i].pos);
     free(raw);
     return out;
 }
