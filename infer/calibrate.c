@@ -11,8 +11,7 @@ bool calibration_open(Calibration *c, const Session *s, Err *e) {
         if (!basis_layer(m, l)) continue;
         any = true;
         if (k->alias || k->evicts || k->carry_rows)
-            return err_input(e,
-                             "calibrate: layer %d %s; --cache-dtype palu has nothing to store of such rows", l,
+            return err_input(e, "calibrate: layer %d %s; --cache-dtype palu has nothing to store of such rows", l,
                              k->alias ? "stores latents, which have a low rank already" : "merges or evicts rows");
     }
     if (!any) return err_input(e, "calibrate: no layer of this model stores rows");
@@ -116,10 +115,9 @@ bool calibration_write(const Calibration *c, const Model *m, uint64_t model, con
     parts_checksum(&p, sum);
     snprintf(of, sizeof of, "%016llx", (unsigned long long)model);
     snprintf(tokens, sizeof tokens, "%zu", c->tokens);
-    ok = ok && st_write(path, &p.list,
-                        (const char *const[]){"kind", BASIS_FORMAT, "checksum", sum, "model", of, "tokens", tokens,
-                                              NULL},
-                        e);
+    ok = ok &&
+         st_write(path, &p.list,
+                  (const char *const[]){"kind", BASIS_FORMAT, "checksum", sum, "model", of, "tokens", tokens, NULL}, e);
     for (int i = 0; i < p.n; i++) free(p.own[i]);
     free(p.own);
     st_list_free(&p.list);

@@ -97,8 +97,9 @@ static bool calibrate_report(const Args *a, const Calibration *c, const double *
             printf("%5d  %.4f %.4f %.4f   %.4f %.4f %.4f\n", l, k[0], k[1], k[2], k[3], k[4], k[5]);
     }
     if (cli->json)
-        return engine_print(
-            json_pack("{s:s, s:I, s:o}", "out", a->out, "tokens", (json_int_t)c->tokens, "layers", list), e);
+        return engine_print(json_pack("{s:s, s:I, s:o}", "out", a->out, "tokens", (json_int_t)c->tokens, "layers",
+                                      list),
+                            e);
     json_decref(list);
     if (!cli->quiet) printf("%zu tokens, written to %s\n", c->tokens, a->out);
     return true;

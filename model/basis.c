@@ -49,6 +49,24 @@ static bool basis_orthonormal(const double *v, int n, int width) {
         }
     return true;
 }
+/* The same span by other directions: v (rank,width) becomes H v, H the discrete Hartley transform, which is orthogonal
+ * and flat. Coefficients of the eigenvectors differ much in size, so one would decide the scale of all, and the error of
+ * a large one would be all in its direction; mixed ones have about one size. */
+static void basis_mix(double *v, int rank, int width) {
+    const size_t r = (size_t)rank, w = (size_t)width;
+    double *was = xcalloc(r * w, sizeof *was);
+    memcpy(was, v, r * w * sizeof *was);
+    for (size_t j = 0; j < r; j++)
+        for (size_t k = 0; k < w; k++) {
+            double sum = 0;
+            for (size_t i = 0; i < r; i++) {
+                const double angle = 2 * M_PI * (double)(i * j % r) / rank;
+                sum += (cos(angle) + sin(angle)) * was[i * w + k];
+            }
+            v[j * w + k] = sum / sqrt(rank);
+        }
+    free(was);
+}
 /* The leading directions of a part of layer l. */
 static bool basis_read(const Model *m, int l, bool value, const St *st, PartBasis *p, Err *e) {
     const KvShape *s = &m->layer[l].rows;
@@ -74,6 +92,7 @@ static bool basis_read(const Model *m, int l, bool value, const St *st, PartBasi
         ok = basis_orthonormal(all + h * one, p->rank, width) ||
              err_input(e, "%.*s: %s: the directions of head %zu are not orthonormal; the file is damaged", PATH_SHOWN,
                        st->path, name, h);
+        if (ok && s->codec->bits < 32) basis_mix(all + h * one, p->rank, width);
         for (size_t i = 0; i < rank * w; i++) p->direction[h * rank * w + i] = (real)all[h * one + i];
     }
     free(all);

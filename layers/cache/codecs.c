@@ -2,9 +2,9 @@
 #include "codec.h"
 
 static const RowCodec *const codecs[] = {
-    &codec_f32,   &codec_bf16,  &codec_int8,  &codec_fp8,      &codec_int4,     &codec_int3,     &codec_int2,
-    &codec_kivi4, &codec_kivi3, &codec_kivi2, &codec_kvquant4, &codec_kvquant3, &codec_kvquant2, &codec_zipcache,
-    &codec_palu,
+    &codec_f32,      &codec_bf16,     &codec_int8,     &codec_fp8,      &codec_int4,
+    &codec_int3,     &codec_int2,     &codec_kivi4,    &codec_kivi3,    &codec_kivi2,
+    &codec_kvquant4, &codec_kvquant3, &codec_kvquant2, &codec_zipcache, &codec_palu,
 };
 enum { CODECS = sizeof codecs / sizeof *codecs, WORD_MOST = 40 };
 

@@ -7,8 +7,7 @@ void kv_moments_open(KvMoments *m, const Slot *s) {
     *m = (KvMoments){.lanes = k->lanes, .width = {k->kdim, k->vdim}};
     m->rows = xcalloc((size_t)k->lanes + 1, sizeof *m->rows);
     for (int i = 0; i < 2; i++)
-        m->sum[i] =
-            xcalloc((size_t)k->lanes * (size_t)m->width[i] * (size_t)m->width[i] + 1, sizeof *m->sum[i]);
+        m->sum[i] = xcalloc((size_t)k->lanes * (size_t)m->width[i] * (size_t)m->width[i] + 1, sizeof *m->sum[i]);
 }
 void kv_moments_free(KvMoments *m) {
     free(m->rows);
@@ -84,8 +83,8 @@ static void eigen_mix(double *p, double *q, int n, int step, double c, double s)
 static void eigen_rotate(int n, double *a, double *v, int p, int q) {
     const double apq = a[p * n + q];
     if (apq == 0) return;
-    const double tau = (a[q * n + q] - a[p * n + p]) / (2 * apq),
-                 t = (tau >= 0 ? 1 : -1) / (fabs(tau) + hypot(1, tau)), c = 1 / hypot(1, t), s = t * c;
+    const double tau = (a[q * n + q] - a[p * n + p]) / (2 * apq), t = (tau >= 0 ? 1 : -1) / (fabs(tau) + hypot(1, tau)),
+                 c = 1 / hypot(1, t), s = t * c;
     eigen_mix(a + p, a + q, n, n, c, s);
     eigen_mix(a + p * n, a + q * n, n, 1, c, s);
     eigen_mix(v + p * n, v + q * n, n, 1, c, s);

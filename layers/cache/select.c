@@ -187,7 +187,8 @@ static void fetch_keys(Run *r, const Slot *s, Fetch *f, real *keys) {
     }
     r->ops->move(r, f->keys, f->to, s->t.data, f->from, n, width);
     if (!measuring(r)) device_read(r->dev, f->here, f->keys.p, (size_t)n * bytes);
-    for (int i = 0; i < f->n; i++) page_sum(s, 0, f->page[i], f->here + (size_t)i * bytes, keys);
+    for (int i = 0; i < f->n; i++) /* of any lane: no rows on a GPU have a basis */
+        page_sum(s, 0, f->page[i], f->here + (size_t)i * bytes, keys);
     f->n = 0;
     run_release(r, mark);
 }

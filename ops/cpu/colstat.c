@@ -90,8 +90,7 @@ static PageRows page_rows(const Columns *x, int h, int page, int at, int n, real
         } else {
             decoded(room, &t->s, (Parts){key, kb, Dk, group_of(&t->s)}, n, false, h, y.pos);
         }
-        if (values && !t->s.alias)
-            decoded(wide, &t->s, (Parts){value, vb, Dv, group_of(&t->s)}, n, true, h, y.pos);
+        if (values && !t->s.alias) decoded(wide, &t->s, (Parts){value, vb, Dv, group_of(&t->s)}, n, true, h, y.pos);
     }
     if (values && t->s.alias && !y.pairs) y.values = y.keys, y.ldv = (size_t)Dk;
     return y;

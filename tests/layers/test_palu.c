@@ -243,8 +243,8 @@ Test(palu, all_directions_give_the_dense_cache, .timeout = 120) {
 }
 /* As test_codec.c has it for codecs without a basis. */
 Test(palu, rows_look_the_same_behind_every_cut, .timeout = 300) {
-    static const char *const settings[] = {"rank=0.5", "rank=0.75,value_rank=0.3,bits=8", "rank=0.8,bits=4",
-                                           "rank=0.5,bits=32", "rank=0.25,bits=3,group=64", "rank=0.9,bits=2"};
+    static const char *const settings[] = {"rank=0.5",         "rank=0.75,value_rank=0.3,bits=8", "rank=0.8,bits=4",
+                                           "rank=0.5,bits=32", "rank=0.25,bits=3,group=64",       "rank=0.9,bits=2"};
     for (int i = 0; i < zoo_count(); i++) {
         PaluCase c, plain;
         int tok[T];
@@ -295,14 +295,53 @@ Test(palu, the_error_is_the_sum_of_the_eigenvalues_left_out, .timeout = 120) {
                     }
                     for (int k = rank; k < w; k++) tail += palu_eigenvalue(&c, 0, v, h, k);
                     cr_assert(fabs(off - tail) <= (REAL == F64 ? 1e-12 : 1e-5) * all && tail >= -1e-12 * all,
-                              "%s, rank %d of %d: error %.9g, eigenvalues %.9g of %.9g", zoo[i].name, rank, w, off, tail,
-                              all);
+                              "%s, rank %d of %d: error %.9g, eigenvalues %.9g of %.9g", zoo[i].name, rank, w, off,
+                              tail, all);
                     models++;
                 }
             session_close(&low), session_close(&dense);
             palu_close(&c), palu_close(&plain);
         }
     cr_assert(models > 100, "%d lanes", models);
+}
+/* Directions that are rounded along are mixed: they span the same, so that a row is projected to the same one, and the
+ * coefficients of the text of the calibration have mean squares closer to each other. */
+Test(palu, mixed_directions_span_the_same) {
+    double far = 0, near = 0;
+    for (int i = 0; i < zoo_count(); i++) {
+        PaluCase c, mixed;
+        if (!check_sampled(i) || !palu_open(&c, i, "rank=0.75,bits=32", (ModelOpts){0})) continue;
+        cr_assert(palu_open(&mixed, i, "rank=0.75,bits=8", (ModelOpts){0}));
+        for (int l = 0; l < c.m.L; l++)
+            for (int v = 0; basis_layer(&c.m, l) && v < 2; v++) {
+                const RowBasis *a = &c.m.basis[l], *b = &mixed.m.basis[l];
+                const int w = a->part[v].width, rank = a->part[v].rank, h = a->lanes - 1;
+                real x[64], y[64], coef[64], back[2][64];
+                for (int k = 0; k < w; k++) x[k] = y[k] = (real)rng_normal(8, (uint64_t)(64 * i + k));
+                basis_project(a, coef, x, v, h, 77), basis_expand(a, back[0], coef, v, h, 77);
+                basis_project(b, coef, y, v, h, 77), basis_expand(b, back[1], coef, v, h, 77);
+                CHECK_RELATIVE(zoo[i].name, back[1], back[0], (size_t)w, REAL == F64 ? 1e-12 : 1e-5);
+                double mean[2][2] = {{INFINITY, 0}, {INFINITY, 0}}; /* least and most of plain and mixed ones */
+                for (int d = 0; d < rank; d++) {
+                    double squares = 0;
+                    for (int k = 0; k < rank; k++) {
+                        double cosine = 0;
+                        for (int n = 0; n < w; n++)
+                            cosine += (double)a->part[v].direction[(h * rank + k) * w + n] *
+                                      (double)b->part[v].direction[(h * rank + d) * w + n];
+                        squares += cosine * cosine * palu_eigenvalue(&c, l, v, h, k);
+                    }
+                    const double own = palu_eigenvalue(&c, l, v, h, d);
+                    mean[0][0] = fmin(mean[0][0], own), mean[0][1] = fmax(mean[0][1], own);
+                    mean[1][0] = fmin(mean[1][0], squares), mean[1][1] = fmax(mean[1][1], squares);
+                }
+                if (rank < 3) continue;
+                far += mean[0][1] / mean[0][0] < 1e6 ? log(mean[0][1] / mean[0][0]) : 0;
+                near += mean[0][1] / mean[0][0] < 1e6 ? log(mean[1][1] / mean[1][0]) : 0;
+            }
+        palu_close(&c), palu_close(&mixed);
+    }
+    cr_assert(far > 0 && near < far / 2, "sizes of coefficients: log ratios %g mixed, %g plain", near, far);
 }
 /* What is resident is what the cost model says, and by its own count rows of the codec's bytes. */
 Test(palu, bytes_are_those_of_the_coefficients, .timeout = 120) {
