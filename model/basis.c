@@ -50,8 +50,8 @@ static bool basis_orthonormal(const double *v, int n, int width) {
     return true;
 }
 /* The same span by other directions: v (rank,width) becomes H v, H the discrete Hartley transform, which is orthogonal
- * and flat. Coefficients of the eigenvectors differ much in size, so one would decide the scale of all, and the error of
- * a large one would be all in its direction; mixed ones have about one size. */
+ * and flat. Coefficients of the eigenvectors differ much in size, so one would decide the scale of all, and the error
+ * of a large one would be all in its direction; mixed ones have about one size. */
 static void basis_mix(double *v, int rank, int width) {
     const size_t r = (size_t)rank, w = (size_t)width;
     double *was = xcalloc(r * w, sizeof *was);

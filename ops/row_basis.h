@@ -2,7 +2,7 @@
  * directions. A layer whose codec has a rank (RowCodec.rank) has one; model/basis.c makes it, layers/kv.c projects the
  * rows of a pass on it, and who reads rows gets them back by part_decode (run.h).
  *
- *   key    c = B R^-1 k,  k' = R B^T c    R: the model's rotation by the row's position, B (rank,width) orthonormal rows
+ *   key    c = B R^-1 k,  k' = R B^T c    R: the model's rotation by the row's position, B orthonormal (rank,width)
  *   value  c = B v,       v' = B^T c
  *
  * Each lane has directions of its own. R is made from turns by the digits of the position, so that its tables do not

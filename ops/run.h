@@ -64,9 +64,9 @@ struct RowCodec {
                          const real *score);
     /* keys or values NULL: not wanted. */
     void (*block_decode)(const RowCodec *, real *keys, real *values, const void *block, int kdim, int vdim);
-    /* Of rows that are stored as coefficients of a basis (row_basis.h): directions of a key and of a value, as shares of
-     * the width; rank 0: rows are stored as they are. encode and decode then store coefficients. basis: the name of the
-     * file that has the directions, basis_n characters of it. */
+    /* Of rows that are stored as coefficients of a basis (row_basis.h): directions of a key and of a value, as shares
+     * of the width; rank 0: rows are stored as they are. encode and decode then store coefficients. basis: the name of
+     * the file that has the directions, basis_n characters of it. */
     double rank, value_rank;
     const char *basis;
     int basis_n;

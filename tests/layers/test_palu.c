@@ -1,5 +1,5 @@
-/* test_palu.c: rows as coefficients of a calibrated basis, over models of the zoo: what is stored, what is read, how far
- * rows are off, and that a row looks the same to its own pass and to later ones. tests/golden/make_palu.py has the rule
+/* test_palu.c: rows as coefficients of a calibrated basis, over models of the zoo: what is stored, what is read, how
+ * far rows are off, and that a row looks the same to its own pass and to later ones. tests/golden/make_palu.py has the rule
  * once more; test_palu_file.c the file. */
 #include <math.h>
 #include "infer/calibrate.h"
@@ -266,8 +266,8 @@ Test(palu, rows_look_the_same_behind_every_cut, .timeout = 300) {
         palu_close(&c), palu_close(&plain);
     }
 }
-/* The mean squared error of the rows of the text of the calibration is the sum of the eigenvalues of the directions that
- * are left out; no other directions have less. Rows of layer 0, whose inputs no codec changes, as two caches have them. */
+/* The mean squared error of the rows of the text of the calibration is the sum of the eigenvalues of the directions
+ * that are left out. Rows of layer 0, whose inputs no codec changes, as two caches have them. */
 Test(palu, the_error_is_the_sum_of_the_eigenvalues_left_out, .timeout = 120) {
     int models = 0;
     for (int i = 0; i < zoo_count(); i++)
