@@ -1,6 +1,6 @@
 /* test_palu.c: rows as coefficients of a calibrated basis, over models of the zoo: what is stored, what is read, how
- * far rows are off, and that a row looks the same to its own pass and to later ones. tests/golden/make_palu.py has the rule
- * once more; test_palu_file.c the file. */
+ * far rows are off, and that a row looks the same to its own pass and to later ones. tests/golden/make_palu.py has the
+ * rule once more; test_palu_file.c the file. */
 #include <math.h>
 #include "infer/calibrate.h"
 #include "layers/cache/codec.h"
