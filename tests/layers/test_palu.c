@@ -241,6 +241,34 @@ Test(palu, all_directions_give_the_dense_cache, .timeout = 120) {
     }
     cr_assert(models > (check_sampled(1) ? 20 : 6), "%d models", models);
 }
+/* A plan for longer sequences changes a rotation of type dynamic, and how keys are turned back with it. */
+Test(palu, keys_turn_as_the_model_was_planned) {
+    static const Animal dynamic = {
+        "dynamic rope",
+        "{\"d_model\":12,\"vocab\":11,\"max_positions\":16,\"init_std\":0.4,\"layers\":2,\"tied\":true,"
+        "\"ffn\":[{\"kind\":\"swiglu\",\"hidden\":10}],\"kinds\":{\"a\":{\"mixer\":\"gqa\",\"heads\":4,"
+        "\"kv_heads\":2,\"head_dim\":4,\"rope\":{\"type\":\"dynamic\",\"theta\":100,\"factor\":4}}},\"pattern\":["
+        "\"a\"]}"};
+    PaluCase c = {.path = check_path("dynamic")};
+    Err e = {0};
+    double moved = 0;
+    cr_assert(palu_calibrate(zoo_find("gqa"), 1, c.path)); /* of the same shape; its directions do not matter */
+    c.text = xformat("palu:basis=%s", c.path);
+    cr_assert(codec_parse(c.text, &c.codec, &e), "%s", e.msg);
+    zoo_open(&dynamic, &c.cfg, &c.m, NULL, &c.dev, (ModelOpts){.codec = &c.codec});
+    const Rope *rope = c.m.layer[0].kind->mixer->turns(c.m.layer[0].cfg), before = *rope;
+    cr_assert(model_plan(&c.m, T));
+    for (int l = 0; l < 2; l++)
+        for (int i = 0; i < rope->n / 2; i++) {
+            real key[4] = {1, 1, 0, 0}; /* the first elements of two pairs */
+            basis_turn(&c.m.basis[l], key, T, 1);
+            near_enough("cosine", (double)key[i], cos(T * rope->f[i]), 10);
+            near_enough("sine", (double)key[2 + i], sin(T * rope->f[i]), 10);
+            moved = fmax(moved, T * fabs(rope->f[i] - before.f[i]));
+        }
+    cr_assert(moved > 0.1, "angles moved by %g", moved);
+    palu_close(&c);
+}
 /* As test_codec.c has it for codecs without a basis. */
 Test(palu, rows_look_the_same_behind_every_cut, .timeout = 300) {
     static const char *const settings[] = {"rank=0.5",         "rank=0.75,value_rank=0.3,bits=8", "rank=0.8,bits=4",
