@@ -20,7 +20,7 @@ int cmd_train(int argc, char **argv), cmd_generate(int argc, char **argv), cmd_e
     cmd_logits(int argc, char **argv), cmd_info(int argc, char **argv), cmd_bench(int argc, char **argv),
     cmd_config(int argc, char **argv), cmd_compare(int argc, char **argv), cmd_data(int argc, char **argv),
     cmd_convert(int argc, char **argv), cmd_launch(int argc, char **argv), cmd_device(int argc, char **argv),
-    cmd_compress(int argc, char **argv);
+    cmd_compress(int argc, char **argv), cmd_calibrate(int argc, char **argv);
 
 typedef struct {
     const char *name;
@@ -33,6 +33,7 @@ static const Command commands[] = {
     {"convert", cmd_convert, "Convert a checkpoint to another KV-cache layout and measure the difference"},
     {"generate", cmd_generate, "Continue prompts with a model"},
     {"compress", cmd_compress, "Shorten a prompt by what a model finds predictable in it"},
+    {"calibrate", cmd_calibrate, "Find the directions that a model's keys and values use, for the codec palu"},
     {"eval", cmd_eval, "Measure a model: perplexity of a text, multiple choice, synthetic tasks"},
     {"logits", cmd_logits, "Write a model's logits for given tokens to a safetensors file"},
     {"info", cmd_info, "Check a model or a configuration; print parameters, FLOPs and cache bytes"},

@@ -145,6 +145,16 @@ bool engine_read(Engine *en, const char *path, const Cli *cli, Err *e) {
     return true;
 }
 
+/* A basis of another model of the same shape would give rows that mean nothing. */
+static bool engine_basis(const Engine *en, Err *e) {
+    const Model *m = &en->model;
+    uint64_t print;
+    if (!m->basis || !m->basis_of) return true;
+    return engine_fingerprint(en, 0, &print, e) &&
+           (print == m->basis_of ||
+            err_input(e, "--cache-dtype %s: %.*s was calibrated on another model; run kvsmith calibrate on this one",
+                      m->opts.codec->name, imin(m->opts.codec->basis_n, 120), m->opts.codec->basis));
+}
 bool engine_load(Engine *en, ModelOpts opts, Err *e) {
     bool ok = true;
     if (en->text && policy_feeds(opts.policy)) {
@@ -152,7 +162,7 @@ bool engine_load(Engine *en, ModelOpts opts, Err *e) {
         opts.policy = &en->policy;
         ok = replay_requests(&en->policy, &en->tokenizer, e);
     }
-    ok = ok && model_open(&en->model, en->dev, &en->cfg, opts, e) &&
+    ok = ok && model_open(&en->model, en->dev, &en->cfg, opts, e) && engine_basis(en, e) &&
          (opts.dry || hf_load_with(en->dir, en->adapter, &en->model, e));
     if (!ok) engine_close(en);
     return ok;

@@ -15,7 +15,8 @@ static void saved_codec(const Model *m, char out[WORD]) {
     const RowCodec *c = m->opts.codec ? m->opts.codec : &codec_f32;
     char settings[CODEC_TEXT_MAX];
     codec_settings(c, ',', settings);
-    snprintf(out, WORD, "%s%s%s", c->name, settings[0] ? ":" : "", settings);
+    const int n = snprintf(out, WORD, "%s%s%s", c->name, settings[0] ? ":" : "", settings);
+    if (m->basis) snprintf(out + n, WORD - (size_t)n, ",basis=%016llx", (unsigned long long)m->basis_sum);
 }
 /* The names in a list of policies, then every setting that is not 0. */
 static void saved_policy(const Model *m, char out[WORD]) {

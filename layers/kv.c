@@ -5,9 +5,12 @@
 void kv_fields(const KvShape *s, int N, Kv *kv, Fields *f) {
     kv->s = *s;
     kv->evicted = kv->carry = ABSENT; /* of a pass on a cache, which this one may not be */
+    kv->coef[0] = kv->coef[1] = ABSENT;
     if (!s->lanes) return;
     field(f, &kv->k, "k", 0, N, s->lanes, s->kdim);
     if (!s->alias) field(f, &kv->v, "v", 0, N, s->lanes, s->vdim);
+    for (int i = 0; i < 2 && s->basis; i++)
+        field(f, &kv->coef[i], i ? "coefficients of v" : "coefficients of k", 0, N, s->lanes, s->basis->part[i].rank);
     if (s->evicts) field(f, &kv->bias, "bias", FIELD_F32, N, s->lanes);
 }
 static bool kv_rotates(const Kv *kv) { return kv->s.codec && kv->s.codec->rotate && !kv->s.alias; }
@@ -15,8 +18,37 @@ void kv_turn_queries(Run *r, const Kv *kv, Tensor q) {
     if (kv_rotates(kv)) r->ops->hadamard(r, q);
 }
 Kv kv_made(const Run *r, const Kv *kv) { return row_ranks_made(r, kv); }
+/* x (N,lanes,width), keys or values of the rows of Run.in, to coefficients c, or back. */
+static void kv_project(Run *r, const RowBasis *b, Tensor c, Tensor x, bool value, bool back) {
+    const PartBasis *p = &b->part[value];
+    const size_t rank = (size_t)p->rank, width = (size_t)p->width;
+    const int lanes = b->lanes, n = measuring(r) ? 0 : x.n[0] * lanes;
+#pragma omp parallel for schedule(static) num_threads(device_threads(r->dev)) if ((long)n * p->rank * p->width > 50000)
+    for (int i = 0; i < n; i++) {
+        const int pos = r->batch->pos[r->in.idx[i / lanes]];
+        real *coef = R(c) + (size_t)i * rank, *part = R(x) + (size_t)i * width;
+        if (back)
+            basis_expand(b, part, coef, value, i % lanes, pos);
+        else
+            basis_project(b, coef, part, value, i % lanes, pos);
+    }
+}
+/* Rows become what the codec leaves of their coefficients, which are stored. */
+static void kv_settle_basis(Run *r, const Kv *made) {
+    const Tensor parts[] = {made->k, made->v};
+    for (int i = 0; i < 2; i++) {
+        kv_project(r, made->s.basis, made->coef[i], parts[i], i, false);
+        r->ops->recode_rows(r, made->coef[i], made->s.codec);
+        kv_project(r, made->s.basis, made->coef[i], parts[i], i, true);
+    }
+}
 void kv_settle(Run *r, Kv *kv) {
     const Kv made = kv_made(r, kv);
+    if (kv->s.basis) {
+        kv_settle_basis(r, &made);
+        row_ranks_rows(r, kv);
+        return;
+    }
     if (kv_rotates(kv)) r->ops->hadamard(r, made.k);
     Tensor parts[] = {made.k, made.v};
     for (int i = 0; i < (kv->s.alias ? 1 : 2); i++) switch (rows_as(&kv->s)) {

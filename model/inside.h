@@ -8,6 +8,11 @@ void weights_free(const Model *, Weights *);
 /* From now on fields declare weights with their dtypes in memory; returns the former state. */
 Fields fields_stored(const Model *, Fields *f);
 
+/* Bases of rows, of a codec that has them (basis.h); their rotations, again after model_plan. */
+bool model_basis_open(Model *, Err *);
+void model_basis_turns(Model *);
+void model_basis_close(Model *);
+
 /* Whether the layer before guesses the queries of layer l, because a policy selects by them. */
 bool model_guesses(const Model *, int l);
 static inline Run workspace_run(Workspace *ws) { /* over its scratch */

@@ -1,6 +1,6 @@
 /* map.c: the layer map: the settings of every layer, the layer whose K/V it reads, and how long the owner must keep
  * its rows. */
-#include "model.h"
+#include "inside.h"
 #include "ops/rope.h"
 
 static bool same_rows(const KvShape *a, const KvShape *b) {
@@ -110,5 +110,6 @@ bool model_plan(Model *m, int length) {
             any = true;
         }
     }
+    if (any) model_basis_turns(m);
     return any;
 }

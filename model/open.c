@@ -213,7 +213,7 @@ bool model_open(Model *m, Device *dev, const ModelCfg *cfg, ModelOpts opts, Err 
     CHECK(!opts.train || opts.dry || !(opts.bf16_weights || opts.codec), "training keeps what it rounds");
     if (!model_map(m, cfg, e)) goto fail;
     open_rows(m);
-    if (!open_codec(m, opts.codec, e) || !open_policy(m, opts.policy, e)) goto fail;
+    if (!open_codec(m, opts.codec, e) || !open_policy(m, opts.policy, e) || !model_basis_open(m, e)) goto fail;
     for (int l = 0; l < m->L; l++) m->layer[l].recompute = opts.recompute < 0 || l < opts.recompute;
     weights_new(m, &m->w);
     if (!open_region(m, &m->aw, "weights", &m->w, false, e) || !open_copies(m, e)) goto fail;
@@ -234,6 +234,7 @@ void model_close(Model *m) {
     Weights *weights[] = {&m->w, &m->g};
     for (size_t i = 0; i < sizeof regions / sizeof *regions; i++) arena_close(regions[i]);
     for (size_t i = 0; m->layer && i < sizeof weights / sizeof *weights; i++) weights_free(m, weights[i]);
+    model_basis_close(m);
     model_unmap(m);
     *m = (Model){0};
 }

@@ -8,6 +8,7 @@
  * is over. */
 #pragma once
 #include "arena.h"
+#include "row_basis.h"
 
 /* The rows of a pass, of the host also where the ops are a GPU's. Rows of a sequence follow each other, and so do those
  * of a document; within a document positions ascend by 1. Several documents may follow each other in a sequence: a row
@@ -64,6 +65,12 @@ struct RowCodec {
                          const real *score);
     /* keys or values NULL: not wanted. */
     void (*block_decode)(const RowCodec *, real *keys, real *values, const void *block, int kdim, int vdim);
+    /* Of rows that are stored as coefficients of a basis (row_basis.h): directions of a key and of a value, as shares
+     * of the width; rank 0: rows are stored as they are. encode and decode then store coefficients. basis: the name of
+     * the file that has the directions, basis_n characters of it. */
+    double rank, value_rank;
+    const char *basis;
+    int basis_n;
 };
 
 /* Ops.hadamard: values of a piece of a row of `width`. */
@@ -88,6 +95,7 @@ typedef struct {
     bool coded;            /* the cache's policy stores the rows by a codec of its own, and every step reads all */
     int last; /* values of the row before the head that is kept of each sequence's newest token, in one slot of a cache
                  whose policy asks for novelty; 0: none */
+    const RowBasis *basis; /* of a codec that stores coefficients; NULL: rows are stored as they are */
 } KvShape;
 /* The rows of a pass, or their gradients. bias: the mask of row j, added to the scores of queries more than `delay`
  * positions after it: log(1 - chance that its successor evicted it), or 0 and -inf where that is decided. */
@@ -97,6 +105,7 @@ typedef struct {
     Tensor bias;    /* (N,lanes) if s.evicts */
     Tensor evicted; /* (N,lanes) if s.evicts and for a cache: 1: row j evicts its predecessor, 0: it does not */
     Tensor carry;   /* (N,lanes,s.carry) for a cache */
+    Tensor coef[2]; /* (N,lanes,rank) of s.basis: coefficients of keys and values, of which k and v are made */
 } Kv;
 /* Gradients of rows: k and v are overwritten by the op that gets them, or added to; a bias is added to. */
 typedef struct {
@@ -108,12 +117,28 @@ static inline Into values_into(const KvInto *x) { return (Into){x->kv.v, x->over
 /* Values of one sequence that are carried from pass to pass. */
 static inline size_t carried(const KvShape *s) { return (size_t)s->lanes * (size_t)s->carry_rows * (size_t)s->carry; }
 static inline RowsAs rows_as(const KvShape *s) { return s->codec ? s->codec->as : ROWS_REAL; }
-/* Bytes in the cache: of a part of so many values; of a key; of a value, 0 where it is the key's; of both. */
+/* Elements of a key and of a value that are stored. */
+static inline int key_stored(const KvShape *s) { return s->basis ? s->basis->part[0].rank : s->kdim; }
+static inline int value_stored(const KvShape *s) { return s->basis ? s->basis->part[1].rank : s->vdim; }
+/* Bytes in the cache: of a part of so many stored elements; of a key; of a value, 0 where it is the key's; of both. */
 static inline size_t part_bytes(const KvShape *s, int width) {
     return s->codec ? s->codec->bytes(s->codec, width) : (size_t)width * sizeof(real);
 }
-static inline size_t key_bytes(const KvShape *s) { return part_bytes(s, s->kdim); }
-static inline size_t value_bytes(const KvShape *s) { return s->alias ? 0 : part_bytes(s, s->vdim); }
+static inline size_t key_bytes(const KvShape *s) { return part_bytes(s, key_stored(s)); }
+static inline size_t value_bytes(const KvShape *s) { return s->alias ? 0 : part_bytes(s, value_stored(s)); }
+/* The key or value of a row that is stored alone, at position `pos` of lane `lane` of its sequence. */
+static inline void part_decode(const KvShape *s, real *to, const void *part, bool value, int lane, int pos) {
+    const int width = value ? s->vdim : s->kdim;
+    if (!s->codec) {
+        memcpy(to, part, (size_t)width * sizeof *to);
+    } else if (!s->basis) {
+        s->codec->decode(s->codec, to, part, width);
+    } else {
+        real c[BASIS_WIDEST];
+        s->codec->decode(s->codec, c, part, value ? value_stored(s) : key_stored(s));
+        basis_expand(s->basis, to, c, value, lane, pos);
+    }
+}
 static inline size_t row_bytes(const KvShape *s) { return key_bytes(s) + value_bytes(s); }
 /* Rows of a block, 0: there are none. Bytes of its keys, where it has pieces, and of all of it. */
 static inline int rows_together(const KvShape *s) { return s->codec && s->lanes ? s->codec->block : 0; }

@@ -118,8 +118,8 @@ static void stored_parts(Run *r, const Slot *s, const Stored *d, const Pieces *p
 /* Row `row` of a lane becomes row `from` of the pass's keys and values, when they are moved. */
 static size_t stored_put(Stored *d, Slot *s, int lane, int row, size_t from, int pos) {
     const size_t at = slot_place_of(s, lane, row), unit = stored_unit(s);
-    cache_piece(&d->key, slot_key(s, at) / unit, from * (size_t)s->t.s.kdim);
-    cache_piece(&d->value, slot_value(s, at) / unit, from * (size_t)s->t.s.vdim);
+    cache_piece(&d->key, slot_key(s, at) / unit, from * (size_t)key_stored(&s->t.s));
+    cache_piece(&d->value, slot_value(s, at) / unit, from * (size_t)value_stored(&s->t.s));
     if (s->score_of) cache_piece(&d->score, at, from);
     if (s->kept) s->kept[at] = 0;
     if (s->summed) s->summed[at / (size_t)s->t.P] = false;
@@ -129,8 +129,9 @@ static size_t stored_put(Stored *d, Slot *s, int lane, int row, size_t from, int
 static void stored_end(Run *r, Slot *s, const Kv *pass, Stored *d) {
     const KvShape *k = &s->t.s;
     if (!k->lanes) return;
-    stored_parts(r, s, d, &d->key, pass->k, k->kdim, key_bytes(k));
-    if (!k->alias) stored_parts(r, s, d, &d->value, pass->v, k->vdim, value_bytes(k));
+    stored_parts(r, s, d, &d->key, k->basis ? pass->coef[0] : pass->k, key_stored(k), key_bytes(k));
+    if (!k->alias)
+        stored_parts(r, s, d, &d->value, k->basis ? pass->coef[1] : pass->v, value_stored(k), value_bytes(k));
     if (s->score_of) r->ops->move(r, s->score, d->score.to, d->scores, d->score.from, d->score.n, 1);
     if (!present(d->kept)) return;
     r->ops->move(r, d->kept, d->old.to, s->carry, d->old.from, d->old.n, k->carry);

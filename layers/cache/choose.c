@@ -131,10 +131,7 @@ static real *lane_part(const Slot *s, int lane, int n, const Placed *order, bool
         const size_t place = here ? slot_place_of(s, lane, lo + order[i].row) : 0;
         const char *part = here ? (const char *)s->t.data.p + (values ? slot_value(s, place) : slot_key(s, place))
                                 : raw + (size_t)order[i].row * bytes;
-        if (k->codec)
-            k->codec->decode(k->codec, out + (size_t)i * w, part, width);
-        else
-            memcpy(out + (size_t)i * w, part, bytes);
+        part_decode(k, out + (size_t)i * w, part, values, lane % k->lanes, order[i].pos);
     }
     free(raw);
     return out;

@@ -2,8 +2,9 @@
 #include "codec.h"
 
 static const RowCodec *const codecs[] = {
-    &codec_f32,   &codec_bf16,  &codec_int8,  &codec_fp8,      &codec_int4,     &codec_int3,     &codec_int2,
-    &codec_kivi4, &codec_kivi3, &codec_kivi2, &codec_kvquant4, &codec_kvquant3, &codec_kvquant2, &codec_zipcache,
+    &codec_f32,      &codec_bf16,     &codec_int8,     &codec_fp8,      &codec_int4,
+    &codec_int3,     &codec_int2,     &codec_kivi4,    &codec_kivi3,    &codec_kivi2,
+    &codec_kvquant4, &codec_kvquant3, &codec_kvquant2, &codec_zipcache, &codec_palu,
 };
 enum { CODECS = sizeof codecs / sizeof *codecs, WORD_MOST = 40 };
 
@@ -25,6 +26,8 @@ void codec_names(char out[CODEC_NAMES_MAX]) {
 /* ---- settings ----------------------------------------------------------------------------------------------------*/
 
 size_t codec_part_bytes(const RowCodec *c, int width) {
+    if (c->rank > 0) /* as above */
+        return (c->bytes(c, codec_rank(c, width, false)) + c->bytes(c, codec_rank(c, width, true)) + 1) / 2;
     if (c->block_bytes) { /* of a key and a value on average; rounded up */
         const size_t parts = 2 * (size_t)c->block;
         return (c->block_bytes(c, width, width) + parts - 1) / parts;
@@ -32,7 +35,7 @@ size_t codec_part_bytes(const RowCodec *c, int width) {
     return c->block ? c->piece_bytes(c, width) : c->bytes(c, width);
 }
 bool codec_rotates(const RowCodec *c) {
-    return !c->levels && !c->salient_bits && (c->block || (c->as != ROWS_REAL && c->as != ROWS_BF16));
+    return !c->levels && !c->salient_bits && !(c->rank > 0) && (c->block || (c->as != ROWS_REAL && c->as != ROWS_BF16));
 }
 /* Settings that are yes or no, and their places in a RowCodec. */
 enum { FLAGS = 3 };
@@ -68,6 +71,24 @@ static bool setting_number(RowCodec *c, const char *word) {
     }
     return false;
 }
+/* Settings of a codec with a rank. `at`: the same word in the text that is kept. */
+static const char rank_known[] = "basis=FILE, rank=0..1, value_rank=0..1, bits=32|16|8|4|3|2, group=32|64";
+static bool setting_rank(RowCodec *c, const char *word, const char *at) {
+    const char *value = strchr(word, '=');
+    char *end;
+    if (!(c->rank > 0) || !value++ || !*value) return false;
+    const size_t n = (size_t)(value - word);
+    if (!strncmp(word, "basis=", n)) return c->basis = at + n, c->basis_n = (int)strlen(value), true;
+    if (!(*value >= '0' && *value <= '9')) return false;
+    const double x = strtod(value, &end);
+    if (*end) return false;
+    if (!strncmp(word, "rank=", n)) return x > 0 && x <= 1 ? c->rank = x, true : false;
+    if (!strncmp(word, "value_rank=", n)) return x > 0 && x <= 1 ? c->value_rank = x, true : false;
+    if (strncmp(word, "bits=", n)) return false;
+    for (int bits = 2; bits <= 32; bits = bits < 4 ? bits + 1 : 2 * bits)
+        if (x == bits) return c->bits = bits, true;
+    return false;
+}
 static bool settings_fit(const RowCodec *c, Err *e) {
     if (!c->salient_bits || c->salient_bits > c->bits) return true;
     return err_input(e, "--cache-dtype %s: expected more salient_bits than bits, got %d and %d", c->name,
@@ -82,6 +103,9 @@ void codec_settings(const RowCodec *c, char between, char out[CODEC_TEXT_MAX]) {
     }
     int n = c->group ? snprintf(out, CODEC_TEXT_MAX, "group=%d", c->group) : 0;
     out[n] = 0;
+    if (c->rank > 0)
+        snprintf(out + n, CODEC_TEXT_MAX - (size_t)n, "%crank=%.9g%cvalue_rank=%.9g%cbits=%d", between, c->rank,
+                 between, c->value_rank > 0 ? c->value_rank : c->rank, between, c->bits);
     for (int i = 0; i < FLAGS; i++) {
         const bool yes = *(const bool *)((const char *)c + flags[i].at);
         if (!flag_known(c, i)) continue;
@@ -96,13 +120,15 @@ static bool setting_flag(RowCodec *c, int i, const char *word) {
     *(bool *)((char *)c + flags[i].at) = word[n + 1] == 'y';
     return true;
 }
-static bool setting_take(RowCodec *c, const char *word, Err *e) {
+static bool setting_take(RowCodec *c, const char *word, const char *at, Err *e) {
     char known[CODEC_TEXT_MAX] = "";
     int n = 0;
+    if (setting_rank(c, word, at)) return true;
     if (c->group && (!strcmp(word, "group=32") || !strcmp(word, "group=64"))) return c->group = atoi(word + 6), true;
     if (setting_number(c, word)) return true;
     if (c->salient_bits) n = snprintf(known, sizeof known, "%s", numbers_known);
     if (c->group) n = snprintf(known, sizeof known, "group=32, group=64");
+    if (c->rank > 0) n = snprintf(known, sizeof known, "%s", rank_known);
     for (int i = 0; i < FLAGS; i++) {
         if (setting_flag(c, i, word)) return true;
         if (flag_known(c, i))
@@ -123,7 +149,7 @@ bool codec_parse(const char *text, RowCodec *to, Err *e) {
     if (!found) err_input(e, "--cache-dtype: expected %s, got '%.*s'", names, WORD_MOST, words);
     for (char *word = text[n] ? words + n + 1 : NULL, *next; ok && word; word = next) {
         if ((next = strchr(word, ','))) *next++ = 0;
-        ok = setting_take(to, word, e);
+        ok = setting_take(to, word, text + (word - words), e);
     }
     ok = ok && settings_fit(to, e);
     free(words);

@@ -179,6 +179,7 @@ Kv row_ranks_made(const Run *r, const Kv *kv) {
     const int me = k->of.rank;
     made.k = tensor_part(kv->k, k->at[me], k->at[me + 1] - k->at[me]);
     if (present(kv->v)) made.v = tensor_part(kv->v, k->at[me], k->at[me + 1] - k->at[me]);
+    for (int i = 0; i < 2; i++) made.coef[i] = tensor_part(kv->coef[i], k->at[me], k->at[me + 1] - k->at[me]);
     return made;
 }
 void row_ranks_rows(Run *r, const Kv *kv) {
@@ -188,6 +189,8 @@ void row_ranks_rows(Run *r, const Kv *kv) {
     const int N = r->batch->N;
     gather_rows(r, k, "keys", k->at, R(kv->k), lanes * (size_t)kv->s.kdim, N);
     if (!kv->s.alias) gather_rows(r, k, "values", k->at, R(kv->v), lanes * (size_t)kv->s.vdim, N);
+    for (int i = 0; i < 2 && kv->s.basis; i++)
+        gather_rows(r, k, "coefficients", k->at, R(kv->coef[i]), lanes * (size_t)kv->s.basis->part[i].rank, N);
 }
 Tensor row_ranks_join(Run *r, Tensor x) {
     RowRanks *k = r->share;

@@ -27,16 +27,13 @@ static PageAge page_age(const Slot *s, int page) {
 static real *summary_of(const Slot *s, int page) {
     return s->summary + policy_summary(&s->policy, s->t.s.kdim) * (size_t)page;
 }
-/* Makes what the policy keeps of a full page, whose keys are `stored`. keys: scratch for them, decoded. */
-static void page_sum(const Slot *s, int page, const char *stored, real *keys) {
+/* Makes what the policy keeps of a full page of a lane, whose keys are `stored`. keys: scratch for them, decoded. */
+static void page_sum(const Slot *s, int lane, int page, const char *stored, real *keys) {
     const KvShape *k = &s->t.s;
+    const int *pos = s->t.pos + (size_t)page * (size_t)s->t.P;
     const size_t D = (size_t)k->kdim, each = key_bytes(k);
-    for (int r = 0; r < s->t.P; r++, stored += each) {
-        if (k->codec)
-            k->codec->decode(k->codec, keys + (size_t)r * D, stored, k->kdim);
-        else
-            memcpy(keys + (size_t)r * D, stored, each);
-    }
+    for (int r = 0; r < s->t.P; r++, stored += each)
+        part_decode(k, keys + (size_t)r * D, stored, false, lane % k->lanes, pos[r]);
     s->policy.read->summary(keys, s->t.P, k->kdim, summary_of(s, page));
 }
 /* The same of a page or a block in memory, of a codec that stores rows together. */
@@ -55,13 +52,13 @@ static void page_note(const Slot *s, int page) {
     s->newest[page] = age.newest, s->oldest[page] = age.oldest;
     s->summed[page] = true;
 }
-static const real *page_summary(const Slot *s, int page, real *keys) {
+static const real *page_summary(const Slot *s, int lane, int page, real *keys) {
     if (!s->summed[page]) {
         CHECK(!s->dev, "page %d has no summary yet", page);
         if (s->t.nblocks)
             block_sum(s, page, keys);
         else
-            page_sum(s, page, (const char *)s->t.data.p + slot_key(s, (size_t)page * (size_t)s->t.P), keys);
+            page_sum(s, lane, page, (const char *)s->t.data.p + slot_key(s, (size_t)page * (size_t)s->t.P), keys);
         page_note(s, page);
     }
     return summary_of(s, page);
@@ -98,7 +95,7 @@ static void reading_leaves(const Slot *s, const PolicyCfg *p, Reading *x, int la
     const int first = s->t.lo[lane] / s->t.P;
     PageChoice c = {p, older, group, s->t.s.kdim, most, q, scale, x->summary, x->score, x->each, x->query, x->order};
     for (int i = 0; i < older; i++)
-        x->summary[i] = page_summary(s, page_at(s, lane, x->page[i].at), x->keys), x->score[i] = 0;
+        x->summary[i] = page_summary(s, lane, page_at(s, lane, x->page[i].at), x->keys), x->score[i] = 0;
     p->read->judge(&c);
     for (int i = 0; i < older; i++)
         x->page[i].score = x->score[i] == x->score[i] ? x->score[i] : -(real)INFINITY; /* NaN has no order */
@@ -190,7 +187,8 @@ static void fetch_keys(Run *r, const Slot *s, Fetch *f, real *keys) {
     }
     r->ops->move(r, f->keys, f->to, s->t.data, f->from, n, width);
     if (!measuring(r)) device_read(r->dev, f->here, f->keys.p, (size_t)n * bytes);
-    for (int i = 0; i < f->n; i++) page_sum(s, f->page[i], f->here + (size_t)i * bytes, keys);
+    for (int i = 0; i < f->n; i++) /* of any lane: no rows on a GPU have a basis */
+        page_sum(s, 0, f->page[i], f->here + (size_t)i * bytes, keys);
     f->n = 0;
     run_release(r, mark);
 }

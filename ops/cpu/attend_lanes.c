@@ -40,10 +40,13 @@ typedef struct {
 } Parts;
 static int group_of(const KvShape *s) { return s->codec ? s->codec->group : 0; }
 #include "attend_direct.c"
-/* n parts as `real`s. */
-static void decoded(real *to, const KvShape *s, Parts p, int n) {
+/* n keys or values of lane h of a sequence, at these positions, as `real`s. */
+static void decoded(real *to, const KvShape *s, Parts p, int n, bool values, int h, const int *pos) {
     const Read as = read_as(s);
-    if (rows_as(s) == ROWS_BF16)
+    if (s->basis)
+        for (int j = 0; j < n; j++)
+            part_decode(s, to + (size_t)j * (size_t)p.width, p.first + (size_t)j * p.ld, values, h, pos[j]);
+    else if (rows_as(s) == ROWS_BF16)
         widened(to, (const uint16_t *)p.first, (size_t)n * (size_t)p.width);
     else if (as != READ_PART && p.width % VL == 0)
         direct_decoded(to, as, p, n);
@@ -150,8 +153,9 @@ static void attend_rows(Block *k, const Lanes *t, int lane, int from, int to, in
         if (as == READ_REAL) {
             keys = (const real *)key, vals = (const real *)value;
         } else {
-            decoded(wide, &t->s, key_parts, n);
-            if (!t->s.alias) decoded(wide + KB * Dk, &t->s, value_parts, n);
+            const int h = lane % t->s.lanes;
+            decoded(wide, &t->s, key_parts, n, false, h, rows.pos);
+            if (!t->s.alias) decoded(wide + KB * Dk, &t->s, value_parts, n, true, h, rows.pos);
         }
         if (k->n <= FEW_ENTRIES) { /* decoding: the keys are read once, packing them would cost more than the product */
             const bool asks = ahead && as == READ_REAL;

@@ -65,7 +65,7 @@ typedef struct {
 static size_t colstat_room(const Lanes *t) {
     return (size_t)KB * (size_t)((t->nblocks ? 2 : 1) * t->s.kdim + t->s.vdim + QB);
 }
-static PageRows page_rows(const Columns *x, int page, int at, int n, real *room) {
+static PageRows page_rows(const Columns *x, int h, int page, int at, int n, real *room) {
     const Lanes *t = x->t;
     const int Dk = t->s.kdim, Dv = t->s.vdim;
     const bool values = x->c.value != COL_PLAIN;
@@ -85,9 +85,9 @@ static PageRows page_rows(const Columns *x, int page, int at, int n, real *room)
             for (int j = 0; j < n && values && t->s.alias; j++)
                 widened(wide + j * Dv, (const uint16_t *)key + j * Dk, (size_t)Dv);
         } else {
-            decoded(room, &t->s, (Parts){key, kb, Dk, group_of(&t->s)}, n);
+            decoded(room, &t->s, (Parts){key, kb, Dk, group_of(&t->s)}, n, false, h, y.pos);
         }
-        if (values && !t->s.alias) decoded(wide, &t->s, (Parts){value, vb, Dv, group_of(&t->s)}, n);
+        if (values && !t->s.alias) decoded(wide, &t->s, (Parts){value, vb, Dv, group_of(&t->s)}, n, true, h, y.pos);
     }
     if (values && t->s.alias && !y.pairs) y.values = y.keys, y.ldv = (size_t)Dk;
     return y;
@@ -160,7 +160,7 @@ static void colstat_page(const Columns *x, real *stat, int h, int from, int to, 
     const Lanes *t = x->t;
     const ColStat *c = &x->c;
     const int n = to - from;
-    const PageRows rows = page_rows(x, page_of(t, c->seq * t->s.lanes + h, from), from % t->P, n, room);
+    const PageRows rows = page_rows(x, h, page_of(t, c->seq * t->s.lanes + h, from), from % t->P, n, room);
     real *s = room + colstat_room(t) - (size_t)KB * QB;
     for (int j = 0; j < n; j++) stat[j] = 0;
     for (int g = 0; g < x->group; g++) {

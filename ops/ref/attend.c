@@ -107,13 +107,6 @@ typedef struct {
 static Where where_is(const Lanes *l, int lane, int n) {
     return (Where){l->table[lane * l->maxpages + n / l->P % l->maxpages], n % l->P};
 }
-/* `width` elements of a part of a page, decoded. */
-static void decode(const KvShape *s, const char *part, int width, real *to) {
-    if (s->codec)
-        s->codec->decode(s->codec, to, part, width);
-    else
-        memcpy(to, part, (size_t)width * sizeof(real));
-}
 /* Of a block: a piece for each element of the key, of all rows; then one for each value. */
 static void block_row(const Lanes *l, Where w, real *key, real *value) {
     const KvShape *s = &l->s;
@@ -138,18 +131,20 @@ static void block_row(const Lanes *l, Where w, real *key, real *value) {
     else
         c->piece_decode(c, value, in + (size_t)w.place * c->piece_bytes(c, s->vdim), s->vdim);
 }
-static void cached_row(const Lanes *l, Where w, real *key, real *value) {
+/* h: the lane of its sequence. */
+static void cached_row(const Lanes *l, int h, Where w, real *key, real *value) {
     if (w.page >= l->npages) {
         block_row(l, w, key, value);
         return;
     }
     const size_t kb = key_bytes(&l->s), vb = value_bytes(&l->s);
+    const int pos = l->pos[w.page * l->P + w.place];
     const char *page = (const char *)l->data.p + (size_t)w.page * (size_t)l->P * row_bytes(&l->s);
-    decode(&l->s, page + (size_t)w.place * kb, l->s.kdim, key);
+    part_decode(&l->s, key, page + (size_t)w.place * kb, false, h, pos);
     if (l->s.alias)
         memcpy(value, key, (size_t)l->s.vdim * sizeof *value);
     else
-        decode(&l->s, page + (size_t)l->P * kb + (size_t)w.place * vb, l->s.vdim, value);
+        part_decode(&l->s, value, page + (size_t)l->P * kb + (size_t)w.place * vb, true, h, pos);
 }
 void ref_attend_lanes(Run *r, Tensor o, Tensor lse, Tensor q, const Lanes *l, const Kv *pass, AttnSpec spec,
                       bool merge) {
@@ -175,7 +170,7 @@ void ref_attend_lanes(Run *r, Tensor o, Tensor lse, Tensor q, const Lanes *l, co
                 if (pos == ROW_GONE || !in_window(spec, b->pos[i], pos) || (evicted && b->pos[i] - pos > l->s.delay))
                     continue;
                 double score = 0;
-                cached_row(l, w, key, value);
+                cached_row(l, head, w, key, value);
                 for (int c = 0; c < Dk; c++) score += spec.scale * get(q, at * Dk + c) * key[c];
                 for (int c = 0; c < Dv; c++) v[c] = value[c];
                 partial_add(&p, capped(spec, score), v);
@@ -214,7 +209,7 @@ void ref_colstat(Run *r, Tensor stat, Tensor q, Tensor lse, const Lanes *l, ColS
             double all = 0;
             for (int g = 0; g < group && j < rows; g++) {
                 const Where w = where_is(l, lane, l->lo[lane] + j);
-                cached_row(l, w, key, value);
+                cached_row(l, h, w, key, value);
                 for (int i = 0; i < c.n; i++) {
                     const long at = (long)((c.from + i) % q.n[0]) * heads + h * group + g;
                     double s = -get(lse, at);

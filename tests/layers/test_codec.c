@@ -53,6 +53,9 @@ static double distance(const real *a, const real *b, size_t n) {
     return sqrt(off / size);
 }
 
+/* Rows that a codec stores each alone and as they are; test_blocks.c and test_palu.c have the others. */
+static bool plain(const RowCodec *c) { return !c->block && !(c->rank > 0); }
+
 /* Of the logits that rows as computed give, relative. */
 static double most_apart(const RowCodec *c) {
     return c->bits == 4 ? 0.5 : c->bits == 3 ? 0.8 : c->bits ? 1.5 : c == &codec_fp8 ? 0.3 : 0.1;
@@ -63,7 +66,7 @@ static double most_apart(const RowCodec *c) {
 Test(codec, rows_look_the_same_behind_every_cut, .timeout = 300) {
     int rounded = 0;
     for (int k = 0; codec_at(k); k++)
-        for (int i = 0; i < zoo_count() && !codec_at(k)->block; i++) { /* test_blocks.c has those */
+        for (int i = 0; i < zoo_count() && plain(codec_at(k)); i++) {
             if (!check_sampled(i + k)) continue;
             const RowCodec *codec = codec_at(k);
             ModelCase c, plain;
@@ -98,7 +101,7 @@ Test(codec, rows_look_the_same_behind_every_cut, .timeout = 300) {
  * carried stay `real`s. */
 Test(codec, bytes_are_those_of_the_rows, .timeout = 120) {
     for (int k = 0; codec_at(k); k++)
-        for (int i = 0; i < zoo_count() && !codec_at(k)->block; i++) {
+        for (int i = 0; i < zoo_count() && plain(codec_at(k)); i++) {
             if (!check_sampled(i + k)) continue;
             const RowCodec *codec = codec_at(k);
             CacheCost *cost = xcalloc(1, sizeof *cost);

@@ -181,3 +181,19 @@ Test(cuda_cache, a_codec_without_a_kernel_is_refused) {
     kv_close(&c);
     device_close(cuda);
 }
+/* So is a basis of rows, before its file is read. */
+Test(cuda_cache, a_basis_is_refused) {
+    const int i = zoo_find("gqa");
+    RowCodec palu = codec_palu;
+    ModelCfg cfg;
+    Device *cuda;
+    Model m;
+    Err e = {0};
+    palu.basis = "nowhere", palu.basis_n = 7;
+    cr_assert(device_open(&cuda, "cuda", 1, &e), "%s", e.msg);
+    cr_assert(model_cfg_from_json(&cfg, zoo[i].json, strlen(zoo[i].json), zoo[i].name, &e), "%s", e.msg);
+    cr_assert(!model_open(&m, cuda, &cfg, (ModelOpts){.codec = &palu}, &e) && e.status == EXIT_INPUT);
+    cr_assert(strstr(e.msg, "--cache-dtype palu: no GPU kernel reads its rows; use --device cpu"), "%s", e.msg);
+    device_close(cuda);
+    model_cfg_free(&cfg);
+}

@@ -1,0 +1,125 @@
+#include "calibrate.h"
+#include "model/basis.h"
+#include "model/files/safetensors.h"
+
+bool calibration_open(Calibration *c, const Session *s, Err *e) {
+    const Model *m = s->model;
+    bool any = false;
+    *c = (Calibration){0};
+    for (int l = 0; l < m->L; l++) {
+        const KvShape *k = &m->layer[l].rows;
+        if (!basis_layer(m, l)) continue;
+        any = true;
+        if (k->alias || k->evicts || k->carry_rows)
+            return err_input(e, "calibrate: layer %d %s; --cache-dtype palu has nothing to store of such rows", l,
+                             k->alias ? "stores latents, which have a low rank already" : "merges or evicts rows");
+    }
+    if (!any) return err_input(e, "calibrate: no layer of this model stores rows");
+    c->L = m->L, c->layer = xcalloc((size_t)m->L, sizeof *c->layer);
+    for (int l = 0; l < m->L; l++)
+        if (basis_layer(m, l)) kv_moments_open(&c->layer[l], kv_slot(&s->cache, l));
+    return true;
+}
+void calibration_free(Calibration *c) {
+    for (int l = 0; l < c->L; l++) kv_moments_free(&c->layer[l]);
+    free(c->layer);
+    *c = (Calibration){0};
+}
+/* Tokens of a pass after which every layer still has their rows. */
+static int calibration_piece(const Session *s) {
+    int n = s->opts.chunk ? s->opts.chunk : CHUNK_ROWS;
+    for (int l = 0; l < s->model->L; l++) {
+        const int window = basis_layer(s->model, l) ? s->model->layer[l].rows.window : 0;
+        if (window) n = imin(n, imax(1, window - 1));
+    }
+    return n;
+}
+bool calibration_read(Calibration *c, Session *s, const int *tok, int n, Err *e) {
+    const Model *m = s->model;
+    const int piece = calibration_piece(s), threads = device_threads(m->dev);
+    session_reset(s, 0);
+    for (int at = 0, now; at < n; at += now) {
+        now = imin(piece, n - at);
+        if (!session_extend(s, 1, &(Feed){0, now, tok + at}, WANT_LAST, ABSENT, e)) return false;
+        for (int l = 0; l < m->L; l++)
+            if (basis_layer(m, l)) kv_moments_add(&c->layer[l], kv_slot(&s->cache, l), 0, at, threads);
+        c->tokens += (size_t)now;
+    }
+    return true;
+}
+void calibration_part(const Calibration *c, int layer, bool value, double *basis, double *eigenvalues) {
+    const KvMoments *x = &c->layer[layer];
+    const size_t w = (size_t)x->width[value], one = w * w;
+    double *a = xcalloc(one + 1, sizeof *a);
+    for (size_t h = 0; h < (size_t)x->lanes; h++) {
+        for (size_t i = 0; i < one; i++) a[i] = x->sum[value][h * one + i] / (double)zmax(1, x->rows[h]);
+        basis_eigen((int)w, a, basis + h * one, eigenvalues + h * w);
+    }
+    free(a);
+}
+
+/* The tensors of a file, with the memory that they lie in. */
+typedef struct {
+    StList list;
+    int n;
+    double **own;
+} Parts;
+static double *parts_add(Parts *p, const char *name, int rank, const int shape[]) {
+    const Tensor t = tensor_make(NULL, F64, rank, shape);
+    double *x = p->own[p->n++] = xcalloc(tensor_count(t) + 1, sizeof *x);
+    st_add(&p->list, name, tensor_make(x, F64, rank, shape), F64);
+    return x;
+}
+static void parts_layer(Parts *p, const Calibration *c, int l, double *kept) {
+    const KvMoments *x = &c->layer[l];
+    for (int i = 0; i < 2; i++) {
+        char name[BASIS_NAME];
+        const int w = x->width[i];
+        basis_name(name, l, i, "basis");
+        double *basis = parts_add(p, name, 3, (int[]){x->lanes, w, w});
+        basis_name(name, l, i, "eigenvalues");
+        double *values = parts_add(p, name, 2, (int[]){x->lanes, w});
+        calibration_part(c, l, i, basis, values);
+        for (int q = 0; q < 3 && kept; q++) {
+            double all = 0, some = 0;
+            for (int h = 0; h < x->lanes; h++)
+                for (int k = 0; k < w; k++) {
+                    all += values[h * w + k];
+                    if (k < imax(1, ((q + 1) * w + 2) / 4)) some += values[h * w + k];
+                }
+            kept[(2 * l + i) * 3 + q] = all > 0 ? some / all : 1;
+        }
+    }
+}
+static int parts_order(const void *a, const void *b) {
+    return strcmp(((const StItem *)a)->name, ((const StItem *)b)->name);
+}
+static void parts_checksum(const Parts *p, char out[17]) {
+    StItem *item = xcalloc((size_t)p->n + 1, sizeof *item);
+    uint64_t h = 0;
+    memcpy(item, p->list.item, (size_t)p->n * sizeof *item);
+    qsort(item, (size_t)p->n, sizeof *item, parts_order);
+    for (int i = 0; i < p->n; i++) h = basis_checksum(h, item[i].name, item[i].t.p, tensor_bytes(item[i].t));
+    snprintf(out, 17, "%016llx", (unsigned long long)h);
+    free(item);
+}
+bool calibration_write(const Calibration *c, const Model *m, uint64_t model, const char *path, double *kept, Err *e) {
+    Parts p = {.own = xcalloc((size_t)(BASIS_TENSORS * c->L) + 1, sizeof *p.own)};
+    char sum[17], of[17], tokens[24];
+    bool ok = true;
+    for (int l = 0; l < c->L; l++)
+        if (basis_layer(m, l)) parts_layer(&p, c, l, kept);
+    for (int i = 0; i < p.n && ok; i++)
+        for (size_t k = 0; k < tensor_count(p.list.item[i].t) && ok; k++) ok = isfinite(p.own[i][k]);
+    if (!ok) err_runtime(e, "calibrate: keys or values of this model are not finite: its weights are damaged");
+    parts_checksum(&p, sum);
+    snprintf(of, sizeof of, "%016llx", (unsigned long long)model);
+    snprintf(tokens, sizeof tokens, "%zu", c->tokens);
+    ok = ok &&
+         st_write(path, &p.list,
+                  (const char *const[]){"kind", BASIS_FORMAT, "checksum", sum, "model", of, "tokens", tokens, NULL}, e);
+    for (int i = 0; i < p.n; i++) free(p.own[i]);
+    free(p.own);
+    st_list_free(&p.list);
+    return ok;
+}

@@ -1,0 +1,66 @@
+/* row_basis.h: a basis of the rows of one layer's cache: keys and values are stored as coefficients of a few
+ * directions. A layer whose codec has a rank (RowCodec.rank) has one; model/basis.c makes it, layers/kv.c projects the
+ * rows of a pass on it, and who reads rows gets them back by part_decode (run.h).
+ *
+ *   key    c = B R^-1 k,  k' = R B^T c    R: the model's rotation by the row's position, B orthonormal (rank,width)
+ *   value  c = B v,       v' = B^T c
+ *
+ * Each lane has directions of its own. R is made from turns by the digits of the position, so that its tables do not
+ * grow with the context. The rotation's attention factor stays in the key: R is orthogonal. */
+#pragma once
+#include "tensor.h"
+
+enum { BASIS_WIDEST = 1024, TURN_BITS = 6, TURN_STEPS = 1 << TURN_BITS, TURN_DIGITS = 5 };
+typedef struct {
+    int rank, width;
+    real *direction; /* (lanes,rank,width) */
+} PartBasis;
+typedef struct {
+    int lanes, pairs;
+    PartBasis part[2]; /* of keys, of values */
+    int (*pair)[2];    /* (pairs) elements of a key that turn together */
+    real *cos, *sin;   /* (TURN_DIGITS,TURN_STEPS,pairs) by digit 0, 1, .. of a position's digit in base TURN_STEPS */
+} RowBasis;
+
+/* A key, turned by its position; `by` -1: turned back. */
+static inline void basis_turn(const RowBasis *b, real *key, int pos, int by) {
+    const size_t n = (size_t)b->pairs;
+    for (size_t i = 0; i < n; i++) {
+        real c = 1, s = 0;
+        for (int d = 0, rest = pos; rest; d++, rest >>= TURN_BITS) {
+            const size_t at = ((size_t)d * TURN_STEPS + (size_t)(rest & (TURN_STEPS - 1))) * n + i;
+            const real cd = b->cos[at], sd = b->sin[at], old = c;
+            c = old * cd - s * sd, s = old * sd + s * cd;
+        }
+        s *= (real)by;
+        real *x = &key[b->pair[i][0]], *y = &key[b->pair[i][1]];
+        const real first = *x;
+        *x = c * first - s * *y, *y = s * first + c * *y;
+    }
+}
+static inline const real *basis_directions(const RowBasis *b, bool value, int lane) {
+    const PartBasis *p = &b->part[value];
+    return p->direction + (size_t)lane * (size_t)p->rank * (size_t)p->width;
+}
+/* The coefficients c of a part of a row at `pos`; a key is turned back in place. */
+static inline void basis_project(const RowBasis *b, real *c, real *part, bool value, int lane, int pos) {
+    const PartBasis *p = &b->part[value];
+    const real *direction = basis_directions(b, value, lane);
+    if (!value) basis_turn(b, part, pos, -1);
+    for (int i = 0; i < p->rank; i++, direction += p->width) {
+        real sum = 0;
+#pragma omp simd reduction(+ : sum)
+        for (int k = 0; k < p->width; k++) sum += direction[k] * part[k];
+        c[i] = sum;
+    }
+}
+/* The part that has these coefficients. */
+static inline void basis_expand(const RowBasis *b, real *part, const real *c, bool value, int lane, int pos) {
+    const PartBasis *p = &b->part[value];
+    const real *direction = basis_directions(b, value, lane);
+    for (int k = 0; k < p->width; k++) part[k] = 0;
+    for (int i = 0; i < p->rank; i++, direction += p->width)
+#pragma omp simd
+        for (int k = 0; k < p->width; k++) part[k] += c[i] * direction[k];
+    if (!value) basis_turn(b, part, pos, 1);
+}

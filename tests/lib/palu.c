@@ -1,0 +1,99 @@
+/* palu.c: see palu.h. */
+#include "palu.h"
+#include "infer/calibrate.h"
+#include "layers/cache/codec.h"
+#include "model/basis.h"
+#include "model/files/safetensors.h"
+
+void palu_text(int tok[PALU_TOKENS], int vocab, uint64_t seed) {
+    for (int i = 0; i < PALU_TOKENS; i++) tok[i] = (int)(rng_uniform(rng_mix(seed, 5), (uint64_t)i) * vocab);
+}
+void palu_plain(PaluCase *c, int animal, ModelOpts opts) {
+    *c = (PaluCase){0};
+    opts.codec = &codec_f32;
+    zoo_open(&zoo[animal], &c->cfg, &c->m, NULL, &c->dev, opts);
+}
+void palu_close(PaluCase *c) {
+    zoo_close(&c->cfg, &c->m, NULL, c->dev);
+    free(c->path), free(c->text);
+}
+void palu_session(Session *s, PaluCase *c, int nseq) {
+    Err e = {0};
+    const SessionOpts o = {.nseq = nseq,
+                           .max_tokens = PALU_TOKENS,
+                           .chunk = PALU_TOKENS,
+                           .page_rows = 5,
+                           .document = -1,
+                           .want_all = true};
+    cr_assert(session_open(s, &c->m, o, &e), "%s", e.msg);
+}
+static bool palu_excused(const Err *e) {
+    return e->status == EXIT_INPUT && (strstr(e->msg, "latents") || strstr(e->msg, "merges or evicts rows") ||
+                                       strstr(e->msg, "no layer of this model stores rows"));
+}
+bool palu_calibrate(int animal, int texts, const char *path) {
+    PaluCase c;
+    Session s;
+    Calibration x;
+    Err e = {0};
+    palu_plain(&c, animal, (ModelOpts){0});
+    palu_session(&s, &c, 1);
+    const bool ok = calibration_open(&x, &s, &e);
+    cr_assert(ok || palu_excused(&e), "%s: %s", zoo[animal].name, e.msg);
+    for (int i = 0; ok && i < texts; i++) {
+        int tok[PALU_TOKENS];
+        palu_text(tok, c.cfg.vocab, PALU_SEED(i));
+        cr_assert(calibration_read(&x, &s, tok, PALU_TOKENS, &e), "%s", e.msg);
+    }
+    if (ok) cr_assert(calibration_write(&x, &c.m, 0, path, NULL, &e), "%s", e.msg);
+    if (ok) calibration_free(&x);
+    session_close(&s);
+    palu_close(&c);
+    return ok;
+}
+bool palu_open(PaluCase *c, int animal, const char *settings, ModelOpts opts) {
+    Err e = {0};
+    char name[40];
+    *c = (PaluCase){0};
+    snprintf(name, sizeof name, "basis-%d", animal);
+    c->path = check_path(name);
+    const bool known = palu_calibrate(animal, 1, c->path);
+    c->text = xformat("palu:basis=%s,%s", c->path, settings);
+    cr_assert(codec_parse(c->text, &c->codec, &e), "%s", e.msg);
+    opts.codec = &c->codec;
+    if (known) {
+        zoo_open(&zoo[animal], &c->cfg, &c->m, NULL, &c->dev, opts);
+        return true;
+    }
+    cr_assert(model_cfg_from_json(&c->cfg, zoo[animal].json, strlen(zoo[animal].json), zoo[animal].name, &e), "%s",
+              e.msg);
+    cr_assert(device_open(&c->dev, "cpu", 1, &e), "%s", e.msg);
+    cr_assert(!model_open(&c->m, c->dev, &c->cfg, opts, &e) && palu_excused(&e), "%s: %s", zoo[animal].name, e.msg);
+    device_close(c->dev);
+    model_cfg_free(&c->cfg);
+    free(c->path), free(c->text);
+    return false;
+}
+void palu_row(const Session *s, int layer, int lane, bool value, int row, real *to) {
+    const Lanes *t = kv_lanes(kv_slot(&s->cache, layer));
+    const size_t page = (size_t)t->table[lane * t->maxpages + row / t->P % t->maxpages], at = (size_t)(row % t->P),
+                 kb = key_bytes(&t->s), vb = value_bytes(&t->s);
+    const char *in = (const char *)t->data.p + page * (size_t)t->P * (kb + vb);
+    part_decode(&t->s, to, value ? in + (size_t)t->P * kb + at * vb : in + at * kb, value, lane,
+                t->pos[page * (size_t)t->P + at]);
+}
+double palu_eigenvalue(const PaluCase *c, int layer, bool value, int lane, int k) {
+    St st;
+    Err e = {0};
+    char name[BASIS_NAME];
+    basis_name(name, layer, value, "eigenvalues");
+    cr_assert(st_open(&st, c->path, &e), "%s", e.msg);
+    const StEntry *x = st_find(&st, name);
+    cr_assert(x && x->rank == 2);
+    double one, *all = xcalloc((size_t)(x->shape[0] * x->shape[1]), sizeof *all);
+    cr_assert(st_read(&st, x, TENSOR(all, F64, (int)x->shape[0], (int)x->shape[1]), &e), "%s", e.msg);
+    one = all[(size_t)lane * x->shape[1] + (size_t)k];
+    free(all);
+    st_close(&st);
+    return one;
+}

@@ -1,0 +1,30 @@
+/* palu.h: models of the zoo with the codec palu, calibrated on drawn text; for its tests. */
+#pragma once
+#include "infer/session.h"
+#include "zoo.h"
+
+enum { PALU_TOKENS = 40 };
+#define PALU_SEED(i) (9000 + (uint64_t)(i)) /* of calibration text i */
+typedef struct {
+    ModelCfg cfg;
+    Device *dev;
+    Model m;
+    RowCodec codec;
+    PolicyCfg policy;
+    char *path, *text;
+} PaluCase;
+/* Tokens of a drawn text. */
+void palu_text(int tok[PALU_TOKENS], int vocab, uint64_t seed);
+/* Calibrates an animal on so many texts into the file. False: its rows are none for the codec, as the message must
+ * say. */
+bool palu_calibrate(int animal, int texts, const char *path);
+/* The animal with "palu:SETTINGS", calibrated on one text; false as above, and model_open says so, too. */
+bool palu_open(PaluCase *, int animal, const char *settings, ModelOpts);
+/* The same model with rows as computed. */
+void palu_plain(PaluCase *, int animal, ModelOpts);
+void palu_close(PaluCase *);
+void palu_session(Session *, PaluCase *, int nseq);
+/* The key or value of row `row` of a lane of sequence 0, as the cache gives it. */
+void palu_row(const Session *, int layer, int lane, bool value, int row, real *to);
+/* Eigenvalue k of the file. */
+double palu_eigenvalue(const PaluCase *, int layer, bool value, int lane, int k);
