@@ -85,8 +85,8 @@ static RowRun run_of_page(const Lanes *t, int lane, int row, int to) {
                *value = t->s.alias ? key : in + (size_t)t->P * kb + (size_t)at * value_bytes(&t->s);
     return (RowRun){key, value, t->pos + first, t->evicted ? t->evicted + first : NULL, imin(t->P - at, to - row)};
 }
-/* Those up to the next multiple of the rows of as many pages as a block has room for: where a row's block begins follows
- * from its place in the lane alone. */
+/* Those up to the next multiple of the rows of as many pages as a block has room for: where a row's block begins
+ * follows from its place in the lane alone. */
 static RowRun run_of_pages(const Lanes *t, int lane, int row, int to, Gathered *g) {
     enum { LINE = 64 };
     const int all_rows = KB / t->P * t->P;
