@@ -11,16 +11,6 @@
 #include "tests/lib/rig.h"
 
 enum { T = PALU_TOKENS, CHUNK = 16 };
-static double distance(const real *a, const real *b, size_t n) {
-    double off = 0, size = 0;
-    for (size_t i = 0; i < n; i++) off += pow((double)a[i] - (double)b[i], 2), size += pow((double)b[i], 2);
-    return sqrt(off / size);
-}
-static void feed(Session *s, int seq, int n, const int *tok, real *logits) {
-    Err e = {0};
-    const Tensor out = logits ? TENSOR(logits, REAL, n, s->model->cfg.vocab) : ABSENT;
-    cr_assert(session_extend(s, 1, &(Feed){seq, n, tok}, WANT_ALL, out, &e), "%s", e.msg);
-}
 /* Logits of every row: `first` tokens, then the rest in pieces of so many. */
 static void all_logits(PaluCase *c, const int *tok, int first, int piece, real *logits) {
     Session s;
@@ -28,7 +18,7 @@ static void all_logits(PaluCase *c, const int *tok, int first, int piece, real *
     palu_session(&s, c, 1);
     for (int at = 0, n; at < T; at += n) {
         n = imin(at ? piece : first, T - at);
-        feed(&s, 0, n, tok + at, logits + (size_t)at * V);
+        palu_feed(&s, 0, n, tok + at, logits + (size_t)at * V);
     }
     session_close(&s);
 }
@@ -233,7 +223,7 @@ Test(palu, all_directions_give_the_dense_cache, .timeout = 120) {
         real *low = xcalloc(n, sizeof *low), *dense = xcalloc(n, sizeof *dense);
         palu_text(tok, c.cfg.vocab, (uint64_t)i + 50);
         all_logits(&c, tok, 7, 5, low), all_logits(&plain, tok, 7, 5, dense);
-        const double off = distance(low, dense, n), bound = REAL == F64 ? 1e-12 : 1e-5;
+        const double off = palu_distance(low, dense, n), bound = REAL == F64 ? 1e-12 : 1e-5;
         cr_assert(off <= bound || (decides(i) && REAL == F32), "%s: %.3g from a dense cache", zoo[i].name, off);
         free(low), free(dense);
         palu_close(&c), palu_close(&plain);
@@ -282,11 +272,11 @@ Test(palu, rows_look_the_same_behind_every_cut, .timeout = 300) {
         real *whole = xcalloc(n, sizeof *whole), *cut = xcalloc(n, sizeof *cut);
         palu_text(tok, c.cfg.vocab, (uint64_t)i);
         all_logits(&plain, tok, T, T, cut), all_logits(&c, tok, T, T, whole);
-        const double apart = distance(whole, cut, n);
+        const double apart = palu_distance(whole, cut, n);
         cr_assert(apart > 1e-6, "%s, %s: %.3g from a dense cache", zoo[i].name, settings[i % 6], apart);
         for (int first = 1; first < T; first += 4) {
             all_logits(&c, tok, first, first % 2 ? 1 : 7, cut);
-            const double off = distance(cut, whole, n);
+            const double off = palu_distance(cut, whole, n);
             cr_assert(off <= (REAL == F64 ? 1e-9 : 0.02) || (decides(i) && REAL == F32), "%s, %s, cut at %d: %.3g",
                       zoo[i].name, settings[i % 6], first, off);
         }
@@ -310,7 +300,7 @@ Test(palu, the_error_is_the_sum_of_the_eigenvalues_left_out, .timeout = 120) {
             const KvShape *s = &c.m.layer[0].rows;
             palu_session(&low, &c, 1), palu_session(&dense, &plain, 1);
             palu_text(tok, c.cfg.vocab, PALU_SEED(0)); /* the calibration's only text */
-            feed(&low, 0, T, tok, NULL), feed(&dense, 0, T, tok, NULL);
+            palu_feed(&low, 0, T, tok, NULL), palu_feed(&dense, 0, T, tok, NULL);
             for (int h = 0; basis_layer(&c.m, 0) && !s->window && h < s->lanes; h++)
                 for (int v = 0; v < 2; v++) {
                     const int w = v ? s->vdim : s->kdim, rank = c.m.basis[0].part[v].rank;
@@ -386,7 +376,7 @@ Test(palu, bytes_are_those_of_the_coefficients, .timeout = 120) {
         CacheCost *cost = xcalloc(1, sizeof *cost);
         palu_text(tok, c.cfg.vocab, 3);
         palu_session(&s, &c, 1);
-        feed(&s, 0, T, tok, NULL);
+        palu_feed(&s, 0, T, tok, NULL);
         cost_cache(&c.m, T, cost);
         cr_assert(session_bytes(&s, 0) == cost->bytes_at_context, "%s: %zu resident, %zu by the cost model",
                   zoo[i].name, session_bytes(&s, 0), cost->bytes_at_context);

@@ -9,16 +9,6 @@
 #include "tests/lib/rig.h"
 
 enum { T = PALU_TOKENS, PROMPT = 22 };
-static double distance(const real *a, const real *b, size_t n) {
-    double off = 0, size = 0;
-    for (size_t i = 0; i < n; i++) off += pow((double)a[i] - (double)b[i], 2), size += pow((double)b[i], 2);
-    return sqrt(off / size);
-}
-static void feed(Session *s, int seq, int n, const int *tok, real *logits) {
-    Err e = {0};
-    const Tensor out = TENSOR(logits, REAL, n, s->model->cfg.vocab);
-    cr_assert(session_extend(s, 1, &(Feed){seq, n, tok}, WANT_ALL, out, &e), "%s", e.msg);
-}
 /* A prompt in pieces, where a policy acts at its end, then single tokens. */
 static void prompted(PaluCase *c, const int *tok, int piece, real *logits) {
     Session s;
@@ -26,7 +16,7 @@ static void prompted(PaluCase *c, const int *tok, int piece, real *logits) {
     palu_session(&s, c, 2);
     for (int at = 0, n; at < T; at += n) {
         n = at < PROMPT ? imin(piece, PROMPT - at) : 1;
-        feed(&s, 0, n, tok + at, logits + at * c->cfg.vocab);
+        palu_feed(&s, 0, n, tok + at, logits + at * c->cfg.vocab);
         if (at + n == PROMPT) cr_assert(session_prompt_ends(&s, 0, &e), "%s", e.msg);
     }
     session_close(&s);
@@ -62,14 +52,14 @@ Test(palu_file, policies_read_its_rows, .timeout = 300) {
             real *x = xcalloc(n, sizeof *x), *y = xcalloc(n, sizeof *y);
             palu_text(tok, all.cfg.vocab, k);
             prompted(&all, tok, PROMPT, x), prompted(&plain, tok, PROMPT, y);
-            const double same = distance(x, y, n);
+            const double same = palu_distance(x, y, n);
             cr_assert(same < (REAL == F64 ? 1e-10 : 1e-4), "%s, %s: %.3g from a dense cache", policies[k],
                       zoo[animals[a]].name, same);
             prompted(&few, tok, PROMPT, x), prompted(&few, tok, 5, y);
-            const double cut = distance(x, y, n);
+            const double cut = palu_distance(x, y, n);
             cr_assert(REAL == F32 || cut < 1e-9, "%s, %s: %.3g in pieces", policies[k], zoo[animals[a]].name, cut);
             prompted(&plain, tok, PROMPT, y);
-            apart += distance(x, y, n) > 1e-3;
+            apart += palu_distance(x, y, n) > 1e-3;
             free(x), free(y);
             palu_close(&all), palu_close(&few), palu_close(&plain);
         }
@@ -90,27 +80,27 @@ Test(palu_file, forks_guesses_and_a_tier_change_nothing, .timeout = 120) {
         real *alone = xcalloc(n, sizeof *alone), *x = xcalloc(n, sizeof *x);
         palu_text(tok, V, 4), palu_text(other, V, 5);
         palu_session(&s, &c, 2);
-        feed(&s, 0, 11, tok, alone), feed(&s, 0, T - 11, tok + 11, alone + 11 * V);
+        palu_feed(&s, 0, 11, tok, alone), palu_feed(&s, 0, T - 11, tok + 11, alone + 11 * V);
         session_close(&s);
 
         palu_session(&s, &c, 2);
-        feed(&s, 0, 11, tok, x);
+        palu_feed(&s, 0, 11, tok, x);
         session_fork(&s, 0, 1);
-        feed(&s, 0, 7, other, x + 11 * V);
-        feed(&s, 1, T - 11, tok + 11, x + 11 * V);
+        palu_feed(&s, 0, 7, other, x + 11 * V);
+        palu_feed(&s, 1, T - 11, tok + 11, x + 11 * V);
         CHECK_BYTES(zoo[i].name, x, alone, n * sizeof *x);
         session_close(&s);
 
         cr_assert(palu_open(&disk, i, "rank=0.5,bits=8", (ModelOpts){.tier = &tier}));
         palu_session(&s, &disk, 2);
-        feed(&s, 0, 11, tok, x), feed(&s, 0, T - 11, tok + 11, x + 11 * V);
+        palu_feed(&s, 0, 11, tok, x), palu_feed(&s, 0, T - 11, tok + 11, x + 11 * V);
         cr_assert(session_disk(&s).slots > 0, "%s: no slot is on disk", zoo[i].name);
         CHECK_BYTES(zoo[i].name, x, alone, n * sizeof *x);
         session_close(&s);
         palu_close(&disk);
 
         palu_session(&s, &c, 1);
-        feed(&s, 0, 11, tok, x);
+        palu_feed(&s, 0, 11, tok, x);
         enum { N = 3 };
         const int of[N] = {0}, pos[N] = {11, 12, 13}, first[N] = {-1, -1, -1}, off[] = {0, N}, seq = 0,
                   all[N] = {0, 1, 2}, accept = 1, guess[N] = {tok[11], (tok[12] + 1) % V, tok[13]};
@@ -121,8 +111,8 @@ Test(palu_file, forks_guesses_and_a_tier_change_nothing, .timeout = 120) {
                   "%s", e.msg);
         model_commit(&c.m, &s.own, &s.cache, &b, &accept);
         s.next[0] = 12;
-        feed(&s, 0, T - 12, tok + 12, x + 12 * V);
-        const double apart = distance(x, alone, n);
+        palu_feed(&s, 0, T - 12, tok + 12, x + 12 * V);
+        const double apart = palu_distance(x, alone, n);
         cr_assert(apart < (REAL == F64 ? 1e-9 : 2e-2), "%s: %.3g after a wrong guess", zoo[i].name, apart);
         session_close(&s);
         free(alone), free(x);

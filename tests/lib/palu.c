@@ -1,4 +1,5 @@
 /* palu.c: see palu.h. */
+#include <math.h>
 #include "palu.h"
 #include "infer/calibrate.h"
 #include "layers/cache/codec.h"
@@ -26,6 +27,16 @@ void palu_session(Session *s, PaluCase *c, int nseq) {
                            .document = -1,
                            .want_all = true};
     cr_assert(session_open(s, &c->m, o, &e), "%s", e.msg);
+}
+void palu_feed(Session *s, int seq, int n, const int *tok, real *logits) {
+    Err e = {0};
+    const Tensor out = logits ? TENSOR(logits, REAL, n, s->model->cfg.vocab) : ABSENT;
+    cr_assert(session_extend(s, 1, &(Feed){seq, n, tok}, WANT_ALL, out, &e), "%s", e.msg);
+}
+double palu_distance(const real *a, const real *b, size_t n) {
+    double off = 0, size = 0;
+    for (size_t i = 0; i < n; i++) off += pow((double)a[i] - (double)b[i], 2), size += pow((double)b[i], 2);
+    return sqrt(off / size);
 }
 static bool palu_excused(const Err *e) {
     return e->status == EXIT_INPUT && (strstr(e->msg, "latents") || strstr(e->msg, "merges or evicts rows") ||

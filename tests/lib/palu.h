@@ -24,6 +24,10 @@ bool palu_open(PaluCase *, int animal, const char *settings, ModelOpts);
 void palu_plain(PaluCase *, int animal, ModelOpts);
 void palu_close(PaluCase *);
 void palu_session(Session *, PaluCase *, int nseq);
+/* n tokens of a sequence; logits (n,V), or NULL. */
+void palu_feed(Session *, int seq, int n, const int *tok, real *logits);
+/* |a - b| over |b|. */
+double palu_distance(const real *a, const real *b, size_t n);
 /* The key or value of row `row` of a lane of sequence 0, as the cache gives it. */
 void palu_row(const Session *, int layer, int lane, bool value, int row, real *to);
 /* Eigenvalue k of the file. */
