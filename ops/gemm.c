@@ -4,25 +4,54 @@
 #include "isa_table.h"
 #include "oom.h"
 
-/* Every element is summed over k in one fixed order, so that a row's result does not depend on how
- * many rows there are. */
-static void gemm_plain(GemmShape s, real *C, const real *A, const real *B) {
-#pragma omp parallel for schedule(static) if ((long)s.M * s.N * s.K > 100000)
-    for (int i = 0; i < s.M; i++) {
-        real *c = C + (size_t)i * (size_t)s.ldc;
-        if (!s.accumulate) memset(c, 0, (size_t)s.N * sizeof *c);
-        for (int j = 0; s.tb && j < s.N; j++) {
-            const real *b = B + (size_t)j * (size_t)s.ldb;
-            real sum = 0;
-            for (int k = 0; k < s.K; k++)
-                sum +=
-                    (s.ta ? A[(size_t)k * (size_t)s.lda + (size_t)i] : A[(size_t)i * (size_t)s.lda + (size_t)k]) * b[k];
-            c[j] += sum;
+/* ---- without the library: doubles, and shapes that it mistakes ---------------------------------------------------*/
+
+/* So many rows and columns of C are in registers at a time, and so many rows of op(B) are packed. */
+enum { PLAIN_ROWS = 2, PLAIN_COLS = 8, PLAIN_DEPTH = 256, PLAIN_VECS = PLAIN_COLS * (int)sizeof(real) / 16 };
+typedef real PlainVec __attribute__((vector_size(16), aligned(sizeof(real)), may_alias));
+static void plain_pack(GemmShape s, real *panel, const real *B, int column, int from, int depth) {
+    const size_t ldb = (size_t)s.ldb, step = s.tb ? 1 : ldb, next = s.tb ? ldb : 1;
+    for (int j = 0; j < PLAIN_COLS; j++) {
+        const real *b = B + (size_t)from * step + (size_t)(column + j) * next;
+        for (int k = 0; k < depth; k++) panel[k * PLAIN_COLS + j] = column + j < s.N ? b[(size_t)k * step] : 0;
+    }
+}
+/* n rows of C, at most PLAIN_ROWS, and `cols` columns of it, become what they are plus the product of a and the panel;
+ * a: of the first row, elements `step` apart, rows `next` apart. */
+static void plain_rows(real *c, size_t ldc, int n, int cols, const real *a, size_t step, size_t next, const real *panel,
+                       int depth) {
+    real room[PLAIN_ROWS][PLAIN_COLS] = {{0}};
+    PlainVec sum[PLAIN_ROWS][PLAIN_VECS];
+    const real *row[PLAIN_ROWS];
+    for (int i = 0; i < PLAIN_ROWS; i++) {
+        row[i] = a + (size_t)imin(i, n - 1) * next; /* the last again */
+        if (i < n) memcpy(room[i], c + (size_t)i * ldc, (size_t)cols * sizeof *c);
+        for (int v = 0; v < PLAIN_VECS; v++) sum[i][v] = *(const PlainVec *)(room[i] + v * PLAIN_COLS / PLAIN_VECS);
+    }
+    for (int k = 0; k < depth; k++, panel += PLAIN_COLS)
+        for (int v = 0; v < PLAIN_VECS; v++) {
+            const PlainVec b = *(const PlainVec *)(panel + v * PLAIN_COLS / PLAIN_VECS);
+            for (int i = 0; i < PLAIN_ROWS; i++) sum[i][v] += row[i][(size_t)k * step] * b;
         }
-        for (int k = 0; !s.tb && k < s.K; k++) {
-            real a = s.ta ? A[(size_t)k * (size_t)s.lda + (size_t)i] : A[(size_t)i * (size_t)s.lda + (size_t)k];
-            const real *b = B + (size_t)k * (size_t)s.ldb;
-            for (int j = 0; j < s.N; j++) c[j] += a * b[j];
+    for (int i = 0; i < n; i++) {
+        for (int v = 0; v < PLAIN_VECS; v++) *(PlainVec *)(room[i] + v * PLAIN_COLS / PLAIN_VECS) = sum[i][v];
+        memcpy(c + (size_t)i * ldc, room[i], (size_t)cols * sizeof *c);
+    }
+}
+/* Every element is summed over k in one fixed order, so that a row's result does not depend on how many rows there
+ * are. */
+static void gemm_plain(GemmShape s, real *C, const real *A, const real *B) {
+    const size_t lda = (size_t)s.lda, ldc = (size_t)s.ldc, step = s.ta ? lda : 1, next = s.ta ? 1 : lda;
+    for (int i = 0; i < s.M && !s.accumulate; i++) memset(C + (size_t)i * ldc, 0, (size_t)s.N * sizeof *C);
+#pragma omp parallel for schedule(static) if ((long)s.M * s.N * s.K > 100000)
+    for (int column = 0; column < s.N; column += PLAIN_COLS) {
+        real panel[PLAIN_DEPTH * PLAIN_COLS];
+        for (int from = 0; from < s.K; from += PLAIN_DEPTH) {
+            const int depth = imin(PLAIN_DEPTH, s.K - from);
+            plain_pack(s, panel, B, column, from, depth);
+            for (int i = 0; i < s.M; i += PLAIN_ROWS)
+                plain_rows(C + (size_t)i * ldc + column, ldc, imin(PLAIN_ROWS, s.M - i), imin(PLAIN_COLS, s.N - column),
+                           A + (size_t)from * step + (size_t)i * next, step, next, panel, depth);
         }
     }
 }
