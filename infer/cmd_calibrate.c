@@ -149,6 +149,9 @@ int cmd_calibrate(int argc, char **argv) {
         err_input(&e, "calibrate: expected --out FILE; see kvsmith calibrate --help");
         return cli_fail(&e);
     }
+    FileOut place; /* a result that cannot be written is said before the texts are read */
+    if (!file_begin(&place, a.out, &e)) return cli_fail(&e);
+    file_drop(&place);
     cli.codec = &codec_f32;
     return calibrate(&a, &cli, &e) ? 0 : cli_fail(&e);
 }

@@ -76,6 +76,7 @@ verdict sessions
 
 cp -r $src "$tmp/other" && chmod -R u+w "$tmp/other" && echo >>"$tmp/other/config.json"
 refused 2 'was calibrated on another model; run kvsmith calibrate on this one' generate "$tmp/other" --prompt a --max-new 1 --cache-dtype "$how"
+refused 2 'cannot create /nowhere/basis' calibrate /no/model /no/text --out /nowhere/basis # before anything is read
 refused 2 'expected basis=FILE, which kvsmith calibrate writes' generate $src --prompt a --max-new 1 --cache-dtype palu
 refused 2 'run kvsmith calibrate' bench decode configs/tiny-gqa.yaml --seconds 0.01 --prompt 40 --cache-dtype "$how"
 refused 2 'are latents' bench decode configs/tiny-mla.yaml --seconds 0.01 --prompt 40 --cache-dtype "$how"
