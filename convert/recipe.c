@@ -79,7 +79,7 @@ static void write_schedule(Writer *w, const ModelCfg *m, const Retrofit *f) {
                 fprintf(w->f, "      model.kinds.%s.phase: soft\n", m->kind[i].name);
         fprintf(w->f, "      train.compression: {target: %g, ramp: %s, exact: true}\n", f->target,
                 fix ? "false" : "true");
-        if (fix) fprintf(w->f, "      optim: {schedule: cosine, min_lr: %g}\n", f->rate / 10);
+        if (fix) fputs("      optim: {schedule: cosine, min_lr: 0}  # decisions come to rest\n", w->f);
     }
 }
 

@@ -17,10 +17,11 @@ void compression_stat(void *ctx, Tensor stat, Tensor dstat) {
         if (!(count > 0)) continue;
         c->sum += sum;
         c->count += count;
-        double lacks = c->wanted - sum / count;
-        if (!present(dstat) || lacks == 0 || (lacks < 0 && !c->both)) continue;
-        c->loss += c->weight * fabs(lacks);
-        R(dstat)[(size_t)b * STATS + STAT_MERGED] = (real)(copysign(c->weight, -lacks) / count);
+        double lacks = c->wanted - sum / count, x = fabs(lacks), near = c->both ? COMPRESSION_NEAR : 0;
+        if (!present(dstat) || (!c->both && lacks <= 0)) continue;
+        c->loss += c->weight * (x < near ? x * x / (2 * near) + near / 2 : x);
+        R(dstat)
+        [(size_t)b * STATS + STAT_MERGED] = (real)(-c->weight * (x < near ? lacks / near : copysign(1, lacks)) / count);
     }
 }
 

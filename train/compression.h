@@ -12,12 +12,21 @@
  * derivative by sum_b is -weight / (B count_b) where m_b < p, else 0.
  *
  * So a run may miss its target: evaluation makes other decisions, those without noise, and nothing pulls a run back
- * that has passed it. With `exact` decisions count as they would be without
- * noise (RUN_COUNT_STILL, which the owner sets), and the loss is weight / B sum_b |p - m_b|.
+ * that has passed it. With `exact` decisions count as they would be without noise (RUN_COUNT_STILL, which the owner
+ * sets), and too much costs as too little does, with x = |p - m_b| and near = 0.05 (Huber's form):
+ *
+ *     loss = weight / B  sum_b  x < near ? x^2 / (2 near) + near / 2 : x
+ *
+ * |x| alone pushes with the same force at any distance: a small model swings about its target, and where the swing stops
+ * decides what it ends with; and it asks for the median sequence where evaluation has the mean. Near the target the
+ * force falls with the distance, so the mean settles. docs/log.md has both measured.
+ *
  *     compression achieved = 1 / (1 - sum m / count)     rows made for every row kept, over the whole batch
  * Source: arXiv:2403.09636, section 3.2; the branch dmc of github.com/NVIDIA/Megatron-LM. */
 #pragma once
 #include "model/workspace.h"
+
+#define COMPRESSION_NEAR 0.05 /* at a target of 4: from 3.3 to 5 */
 
 typedef struct {
     double wanted;     /* p; 0: there is no loss */

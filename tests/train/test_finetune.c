@@ -181,7 +181,9 @@ static void first_gradients(Trainer *t) {
     model_zero_grad(&t->model);
     model_train(&t->model, &t->work, &t->loader.batch, t->loader.tok, t->loader.tgt, t->g, t->nll);
 }
-/* dA = s B^T dW and dB = s dW A^T, where dW is the gradient of the same matrix, merged, in a model without adapters. */
+/* dA = s B^T dW and dB = s dW A^T, where dW is the gradient of the same matrix, merged, in a model without adapters.
+ * Errors of the terms, in proportion to each, are independent: where the terms of a sum cancel, the bound on its error
+ * grows by the quotient of their root of squares and the sum. For a b_proj of two heads it is 2.5. */
 static void gradients_are_projected(const char *layout, const char *more, const char *dtype, double tol) {
     Config a, b;
     Trainer *t, *u;
@@ -196,14 +198,19 @@ static void gradients_are_projected(const char *layout, const char *more, const 
         while (strcmp(g->name[at], p->name)) at++;
         const real *dw = R(g->of[at]), *A = R(p->a[0]), *B = R(p->b[0]);
         real *da = xcalloc((size_t)(rank * I), sizeof *da), *db = xcalloc((size_t)(rank * O), sizeof *db);
+        double terms_a = 0, terms_b = 0, sum_a = 0, sum_b = 0;
         for (int o = 0; o < O; o++)
             for (int k = 0; k < I; k++)
                 for (int j = 0; j < rank; j++) {
-                    da[j * I + k] += (real)t->lora.scale * B[o * rank + j] * dw[o * I + k];
-                    db[o * rank + j] += (real)t->lora.scale * A[j * I + k] * dw[o * I + k];
+                    const double s = t->lora.scale * (double)dw[o * I + k];
+                    const double ta = s * (double)B[o * rank + j], tb = s * (double)A[j * I + k];
+                    da[j * I + k] += (real)ta, db[o * rank + j] += (real)tb;
+                    terms_a += ta * ta, terms_b += tb * tb;
                 }
-        CHECK_RMS(p->name, R(p->a[PARAM_GRAD]), da, (size_t)(rank * I), tol);
-        CHECK_RMS(p->name, R(p->b[PARAM_GRAD]), db, (size_t)(rank * O), tol);
+        for (int k = 0; k < rank * I; k++) sum_a += (double)da[k] * (double)da[k];
+        for (int k = 0; k < rank * O; k++) sum_b += (double)db[k] * (double)db[k];
+        CHECK_RMS(p->name, R(p->a[PARAM_GRAD]), da, (size_t)(rank * I), tol * fmax(1, sqrt(terms_a / sum_a)));
+        CHECK_RMS(p->name, R(p->b[PARAM_GRAD]), db, (size_t)(rank * O), tol * fmax(1, sqrt(terms_b / sum_b)));
         cr_assert(!present(*p->g) && !memcmp(p->w, &p->base, sizeof p->base), "%s stays as a pass has it", p->name);
         free(da), free(db);
     }
