@@ -35,7 +35,7 @@ static const struct argp_option common[] = {
      "Inputs of matrix products: f32 (default; train: train.dtype) or bf16. For inference, bf16 also stores the weight "
      "matrices in bf16",
      0},
-    {"threads", KEY_THREADS, "N", 0, "CPU threads; 0: one per processor", 0},
+    {"threads", KEY_THREADS, "N", 0, "CPU threads; 0: OMP_NUM_THREADS, else one per processor", 0},
     {"isa", KEY_ISA, "NAME", 0,
      "Instruction set of the CPU kernels: auto (the best available), baseline, avx2, avx512, avx512bf16, amx, neon, "
      "neonbf16",

@@ -115,7 +115,8 @@ bool device_open(Device **out, const char *name, int threads, Err *e) {
     bool cuda = !strncmp(name, "cuda", 4) && device_numbered(name + 4, &number), bound = !strncmp(name, "cpu:", 4);
     if (!cuda && !bound && strcmp(name, "cpu") != 0)
         return err_input(e, "device %s: unknown; this build has: cpu%s", name, cuda_ops() ? ", cuda" : "");
-    if (threads < 0 || threads > 1024) return err_input(e, "threads %d: expected 0 (all) to 1024", threads);
+    if (threads < 0 || threads > 1024)
+        return err_input(e, "threads %d: expected 1 to 1024, or 0 (OMP_NUM_THREADS, else one per processor)", threads);
     if (cuda && !backend_of_cuda())
         return err_input(
             e, "device cuda: this program was built without CUDA; use --device cpu, or build with `make cuda`");
@@ -125,7 +126,7 @@ bool device_open(Device **out, const char *name, int threads, Err *e) {
     else if (!isa_find(name + 4, &isa, e))
         return false;
     Device *d = xcalloc(1, sizeof *d);
-    d->threads = threads ? threads : procs();
+    d->threads = threads ? threads : procs_threads();
     omp_set_dynamic(0);
     omp_set_num_threads(d->threads);
     d->ops = isa->ops, d->isa = isa->label, d->gemm_bf16 = isa->gemm_bf16, d->pair_product = isa->pairs;

@@ -2,6 +2,7 @@
 #include "procs.h"
 #include <omp.h>
 #include <sched.h>
+#include <stdlib.h>
 
 /* The processors of all places; returns their number, 0 if threads are not bound. */
 static int procs_places(cpu_set_t *set) {
@@ -22,6 +23,18 @@ int procs(void) {
     cpu_set_t set;
     int n = procs_places(&set);
     return n ? n : imax(1, omp_get_num_procs());
+}
+
+int procs_asked(void) {
+    const char *text = getenv("OMP_NUM_THREADS");
+    char *end = NULL;
+    long n = text ? strtol(text, &end, 10) : 0;
+    return n >= 1 && n <= 1024 && (!*end || *end == ',') ? (int)n : 0;
+}
+
+int procs_threads(void) {
+    const int asked = procs_asked();
+    return asked ? asked : procs();
 }
 
 void procs_unbind(void) {

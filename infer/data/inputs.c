@@ -25,7 +25,7 @@ void inputs_let_signals(void) {
     sigprocmask(SIG_UNBLOCK, &s, NULL);
 }
 int data_fail(const Err *e) { return e->status == EXIT_SIGNAL ? EXIT_SIGNAL : cli_fail(e); }
-int data_threads(const Cli *cli) { return cli->threads > 0 ? cli->threads : procs(); }
+int data_threads(const Cli *cli) { return cli->threads > 0 ? cli->threads : procs_threads(); }
 
 static bool inputs_on_read(void *ctx, size_t bytes, Err *e) {
     Inputs *in = ctx;

@@ -20,8 +20,8 @@ const Key run_keys[] = {
      0},
     {"device", KEY_CHOICE, AT(device), "auto", 0, 0,
      "where to compute; auto: cuda if the program was built with CUDA and a GPU can be used, else cpu", devices, 0},
-    {"threads", KEY_INT, AT(threads), "0", 0, 1024, "CPU threads; 0: one per processor that this process may use", 0,
-     0},
+    {"threads", KEY_INT, AT(threads), "0", 0, 1024,
+     "CPU threads; 0: OMP_NUM_THREADS, else one per processor that this process may use", 0, 0},
     {"isa", KEY_TEXT, AT(isa), "auto", 0, 0,
      "instruction set of the CPU kernels: auto (the best available), baseline, avx2, avx512, avx512bf16, amx, neon, "
      "neonbf16",

@@ -236,5 +236,7 @@ else
         n=$("${unset_omp[@]}" "$policy" GOMP_CPU_AFFINITY="$one" "$prog" $tiny_bench | grep -c ' 1 threads$')
         [ "$n" -eq 1 ] || wrong "$policy: more threads than the one processor that is named"
     done
+    n=$("${unset_omp[@]}" OMP_NUM_THREADS=3 "$prog" $tiny_bench | grep -c ' 3 threads$')
+    [ "$n" -eq 1 ] || wrong "other than the 3 threads of OMP_NUM_THREADS"
     verdict bound-threads
 fi

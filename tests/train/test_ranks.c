@@ -1,6 +1,7 @@
 /* Which rank a process is: every launcher's variables, all pairs of them, what is missing, contradictory or nonsense.
  */
 #include "ops/file.h"
+#include "ops/procs.h"
 #include "train/comm/launch.h"
 #include "train/comm/ranks.h"
 #include "tests/lib/check.h"
@@ -253,12 +254,24 @@ Test(ranks, nonsense) {
 
 Test(ranks, threads) {
     Ranks r = {.from = RANKS_LAUNCH, .world = 2, .locals = 2};
+    unsetenv("OMP_NUM_THREADS");
     cr_assert_eq(ranks_threads(&r, 5), 5);
     cr_assert_geq(ranks_threads(&r, 0), 1);
     Ranks many = {.from = RANKS_LAUNCH, .world = 100000, .locals = 100000};
     cr_assert_eq(ranks_threads(&many, 0), 1);
     Ranks one = {.from = RANKS_ALONE, .world = 1, .locals = 1};
     cr_assert_eq(ranks_threads(&one, 0), 0);
+    static const struct {
+        const char *text;
+        int threads;
+    } asked[] = {{"3", 3}, {"7,2", 7}, {"1024", 1024}, {"1025", 0}, {"0", 0}, {"-2", 0}, {"", 0}, {"4x", 0}};
+    for (size_t i = 0; i < sizeof asked / sizeof *asked; i++) {
+        setenv("OMP_NUM_THREADS", asked[i].text, 1);
+        cr_assert_eq(procs_asked(), asked[i].threads, "OMP_NUM_THREADS=%s: %d", asked[i].text, procs_asked());
+        cr_assert_eq(ranks_threads(&one, 0), asked[i].threads);
+        cr_assert_eq(ranks_threads(&r, 5), 5);
+        if (asked[i].threads) cr_assert_eq(ranks_threads(&r, 0), asked[i].threads);
+    }
 }
 
 /* What ranks on several hosts know one another by: in the environment, or in a file that is this user's alone. */
