@@ -294,7 +294,8 @@ static void cmd_train_report(Trainer *t, const Cli *cli, const TrainRecord *last
             json_string(
                 "tok_s flops_per_token / peak_flops, each stage with its own; flops_per_token = 3 (2 N + attention), N "
                 "= elements of matrices, attention causal and windows counted exactly, and 2 N + attention of a "
-                "teacher; peak_flops = best of a 1024^3 GEMM of the run's dtype at the start of this run"));
+                "teacher; peak_flops = best of a 1024^3 GEMM of the run's dtype at the start of this run; null below "
+                "0.2 TFLOP"));
         json_object_set_new(j, "memory", regions_json(&peaks));
         json_object_set_new(j, "memory_mapped", json_integer((json_int_t)sizes.total));
         json_object_set_new(j, "peak_anonymous_bytes", json_integer((json_int_t)run->peak_anon));

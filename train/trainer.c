@@ -283,14 +283,26 @@ void trainer_close(Trainer *t) {
     *t = (Trainer){.run = t->run};
 }
 
+/* The stage computes 100 times what one product of the measurement does, some seconds. */
+static bool worth_a_peak(const Trainer *t) {
+    Model m;
+    Err e;
+    if (!model_open(&m, t->dev, &t->cfg->model, (ModelOpts){.dry = true, .max_rows = 1, .max_samples = 1}, &e))
+        return true;
+    const TrainCfg *c = &t->cfg->train;
+    const double tokens = (double)c->steps * c->batch * t->cfg->data.seq_len;
+    const double flops = tokens * cost_model(&m, t->cfg->data.seq_len).itemised;
+    model_close(&m);
+    return flops >= 100 * 2.0 * PEAK_SIDE * PEAK_SIDE * PEAK_SIDE;
+}
 void trainer_measure_peak(Trainer *t) {
     Gemm g;
     Err why = {0};
     t->peak_flops = 0;
     /* The double build multiplies by a plain loop, which is no peak of anything; and a device computes while the clock
      * of bench_gemm, which does not wait for it, has stopped. */
-    if (t->dry || REAL != F32 || device_apart(t->dev) || !trainer_writes(t)) return;
-    if (!bench_gemm(t->dev, 1024, 1024, 1024, 0.1, &g, &why)) {
+    if (t->dry || REAL != F32 || device_apart(t->dev) || !trainer_writes(t) || !worth_a_peak(t)) return;
+    if (!bench_gemm(t->dev, PEAK_SIDE, PEAK_SIDE, PEAK_SIDE, 0.1, &g, &why)) {
         /* The run may have the room that this has not. */
         if (!t->cfg->quiet) fprintf(stderr, "mfu (fraction of peak FLOP/s) is not reported: %s\n", why.msg);
         return;

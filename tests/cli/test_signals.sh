@@ -191,10 +191,10 @@ verdict interrupted-calls
 
 # ---- little memory
 size=12583104 # of the matrices that the peak is measured with
-LD_PRELOAD=$tmp/shim.so SHIM_NO_MAP=$size "$prog" $train train.steps=6 run.dir="$tmp/run6" --json >"$tmp/out" 2>"$tmp/err" || wrong "no room to measure: exit $?: $(cat "$tmp/err")"
+LD_PRELOAD=$tmp/shim.so SHIM_NO_MAP=$size "$prog" $train train.steps=100000 train.max_seconds=0.3 run.dir="$tmp/run6" --json >"$tmp/out" 2>"$tmp/err" || wrong "no room to measure: exit $?: $(cat "$tmp/err")"
 grep -q '"mfu":null,"peak_flops":null' "$tmp/out" || wrong "$(cat "$tmp/out")"
 [ "$(wc -l <"$tmp/err")" -ge 1 ] && grep -q '^mfu (fraction of peak FLOP/s) is not reported: out of memory: 12.0 MiB for bench' "$tmp/err" || wrong "$(cat "$tmp/err")"
-cmp "$tmp/run/last/model.safetensors" "$tmp/run6/last/model.safetensors" >>"$bad" 2>&1
+[ -s "$tmp/run6/last/model.safetensors" ] || wrong "without a peak nothing was trained: $(ls -A "$tmp/run6")"
 (ulimit -v 2000000 && exec "$prog" generate "$tmp/run" --prompt-file /dev/zero) >"$tmp/out" 2>"$tmp/err"
 one_line 'prompt of /dev/zero' 2 $? '/dev/zero: more than 64 MiB from a pipe or device'
 truncate -s 3T "$tmp/sparse" 2>/dev/null || truncate -s 3G "$tmp/sparse"

@@ -109,6 +109,8 @@ verdict what-a-run-was
 ok $tiny run.dir="$tmp/print" train.steps=20 optim.warmup=0 train.log_every=1
 grep -q ', 1 thread (' "$tmp/out" || wrong "one thread: $(head -n 1 "$tmp/out")"
 is "signs of life" "$(grep -c '^first step' "$tmp/out")" 1
+grep '^step ' "$tmp/out" | grep -q ' mfu ' && wrong "a peak was measured for 20 steps: $(cat "$tmp/out")"
+ok $tiny run.dir="$tmp/long" train.steps=100000 train.max_seconds=0.3 train.log_every=1
 grep '^step ' "$tmp/out" | grep -q ' mfu [0-9.]*%  ETA ' || wrong "no mfu: $(cat "$tmp/out")"
 # A narrow terminal: what does not fit is left out, but for the ETA; a first step of a second shows how far it is.
 if script -qec true /dev/null >/dev/null 2>&1; then
