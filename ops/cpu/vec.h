@@ -116,8 +116,8 @@ INLINE void tile_rows(int rows, int vecs, real *C, size_t ldc, const real *A, si
     default: tile_kernel(TILE_ROWS, vecs, C, ldc, A, ars, aks, B, ldb, K);
     }
 }
-/* The same for fewer columns than a vector has, by copies that fill one: a head of 8 elements is half a vector of AVX-512,
- * and sums of one column at a time were a third of a small model's training. */
+/* The same for fewer columns than a vector has, by copies that fill one: a head of 8 elements is half a vector of
+ * AVX-512, and sums of one column at a time were a third of a small model's training. */
 static void tile_rest(real *C, size_t ldc, const real *A, size_t ars, size_t aks, const real *B, size_t ldb, int M,
                       int K, int W) {
     enum { DEPTH = 64 };
