@@ -109,10 +109,10 @@ script() { # runs one, leaves NAME.log, and its status and seconds in NAME.rc
     echo "$? $((SECONDS - start))" >"$tmp/$name.rc"
 }
 case " $parts " in *" sh "*)
-    # One thread each. The ten longest come first, then the largest. A script waits for a third of its time (ranks that
-    # hang, signals, files that are written), so that three keep two processors busy.
-    longest='compare resume compare_marks launch stages async launch_train train tutorials faults'
-    lanes=$(((jobs * 3 + 1) / 2))
+    # One thread each. The ten longest come first, then the largest. A script waits for half of its time (ranks that
+    # hang, signals, files that are written), so that four keep two processors busy.
+    longest='compare faults resume compare_marks retrofit stages train launch async launch_train'
+    lanes=$((jobs * 2))
     for t in $(printf 'tests/cli/test_%s.sh\n' $longest) $(ls -S tests/cli/test_*.sh | grep -vxF "$(printf 'tests/cli/test_%s.sh\n' $longest)"); do
         [ -x "$t" ] || continue
         while [ "$(jobs -rp | wc -l)" -ge "$lanes" ]; do wait -n; done
