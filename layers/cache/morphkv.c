@@ -3,28 +3,37 @@
  * et al., "Dialogue Without Limits: Constant-Sized KV Caches for Extended Responses in LLMs", arXiv:2503.00979. */
 #include "policy.h"
 
+/* Queries are taken SIDE at a time: component d of each lies together, so that their sums advance side by side, and a
+ * key is read once for all. */
+enum { SIDE = 8 };
 static void morphkv_lane(const Choice *c, int h) {
     PolicyLane *l = &c->lane[h];
     const int group = c->heads / c->lanes, D = c->kdim;
-    double *q = xcalloc((size_t)D, sizeof *q), *s = xcalloc((size_t)l->n + 1, sizeof *s);
+    double *q = xcalloc((size_t)D * SIDE, sizeof *q), *s = xcalloc((size_t)(l->n + 1) * SIDE, sizeof *s);
     int old = 0;
     while (old < l->n && l->pos[old] < c->next - c->p->window) old++;
-    for (int i = 0; i < c->queries; i++) {
-        double most = -INFINITY, sum = 0;
-        for (int d = 0; d < D; d++) {
-            q[d] = 0;
-            for (int g = 0; g < group; g++) q[d] += (double)policy_query(c, i, h * group + g)[d];
-        }
+    for (int i0 = 0; i0 < c->queries; i0 += SIDE) {
+        double most[SIDE], sum[SIDE] = {0};
+        const int n = imin(SIDE, c->queries - i0);
+        memset(q, 0, (size_t)D * SIDE * sizeof *q);
+        for (int i = 0; i < n; i++)
+            for (int g = 0; g < group; g++)
+                for (int d = 0; d < D; d++) q[d * SIDE + i] += (double)policy_query(c, i0 + i, h * group + g)[d];
+        for (int i = 0; i < SIDE; i++) most[i] = -INFINITY;
         for (int j = 0; j < old; j++) {
-            s[j] = 0;
-            for (int d = 0; d < D; d++) s[j] += q[d] * (double)l->key[j * D + d];
-            most = fmax(most, s[j]);
+            double x[SIDE] = {0};
+            for (int d = 0; d < D; d++)
+#pragma GCC unroll 8
+                for (int i = 0; i < SIDE; i++) x[i] += q[d * SIDE + i] * (double)l->key[j * D + d];
+            for (int i = 0; i < SIDE; i++) s[j * SIDE + i] = x[i], most[i] = fmax(most[i], x[i]);
         }
-        for (int j = 0; j < old; j++) sum += s[j] = exp(s[j] - most);
-        for (int j = 0; j < old; j++) {
-            const real p = (real)(s[j] / sum);
-            l->score[j] = !c->p->peak ? l->score[j] + p : p > l->score[j] ? p : l->score[j];
-        }
+        for (int j = 0; j < old; j++)
+            for (int i = 0; i < n; i++) sum[i] += s[j * SIDE + i] = exp(s[j * SIDE + i] - most[i]);
+        for (int j = 0; j < old; j++)
+            for (int i = 0; i < n; i++) {
+                const real p = (real)(s[j * SIDE + i] / sum[i]);
+                l->score[j] = !c->p->peak ? l->score[j] + p : p > l->score[j] ? p : l->score[j];
+            }
     }
     free(q), free(s);
 }
