@@ -88,6 +88,11 @@ Test(bench_device, decoding, .timeout = 100) {
     x = json_array_get(json_object_get(j, "decode"), 0);
     cr_assert_str_eq(json_string_value(json_object_get(x, "draw")), "top_k");
     json_decref(j);
+    /* steps of a policy that selects rows come op by op */
+    j = BENCH("decode", yaml, "--prompt", "70", "--batch", "1", "--policy", "quest:reads=0.25");
+    x = json_array_get(json_object_get(j, "decode"), 0);
+    cr_assert(json_is_false(json_object_get(x, "graph")) && NUM(x, "replayed") == 0);
+    json_decref(j);
 }
 /* Arrays that layers have in bf16 are, so that no call packs them, and their bytes are counted so. */
 static const json_t *row(const json_t *list, const char *op) {

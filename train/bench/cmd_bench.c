@@ -311,12 +311,12 @@ static json_t *disk_json(const Bench *b, KvDisk before, KvDisk after, int steps)
 static json_t *decode_steps(Bench *b, Model *m, Once *o, double prefill, Err *e) {
     static const char *const draws[] = {"greedy", "top_k", "host"};
     const DecodeOpts *how = &o->d.o;
-    const bool graph = !o->d.plain && device_apart(b->dev);
     long before = decode_replayed(&o->d);
     const KvDisk disk = session_disk(&o->d.s);
     const int from = session_length(&o->d.s, 0);
     double read;
     Timing t = bench_some(b->dev, decode_once, o, b->seconds, measured_steps(how->B));
+    const long replayed = decode_replayed(&o->d) - before; /* none where a policy selects rows: they come op by op */
     const bool selects = o->d.s.cache.policy.read;
     const int now = session_length(&o->d.s, 0);
     size_t bytes = (selects ? kv_read(&o->d.s.cache) : 0) +
@@ -325,9 +325,8 @@ static json_t *decode_steps(Bench *b, Model *m, Once *o, double prefill, Err *e)
         bytes += selects ? 0 : session_bytes(&o->d.s, i); /* at the end: a little more than the median step's */
     if (!o->ok || !bench_read(b->dev, bytes, b->seconds, &read, e)) return NULL;
     json_t *x = json_pack("{s:i, s:i, s:b, s:b, s:I, s:s, s:f, s:i, s:f, s:I, s:f, s:f}", "batch", how->B, "prompt",
-                          how->prompt, "filled", how->fill, "graph", graph, "replayed",
-                          (json_int_t)(graph ? decode_replayed(&o->d) - before : 0), "draw",
-                          o->d.draws ? draws[how->draw] : "host", "step_s", t.median, "runs", t.runs, "tok_s",
+                          how->prompt, "filled", how->fill, "graph", replayed > 0, "replayed", (json_int_t)replayed,
+                          "draw", o->d.draws ? draws[how->draw] : "host", "step_s", t.median, "runs", t.runs, "tok_s",
                           how->B / t.median, "bytes_read", (json_int_t)bytes, "read_gb_per_s", read / 1e9,
                           "percent_of_bandwidth", 100 * (double)bytes / read / t.median);
     if (prefill > 0) json_object_set_new(x, "prefill_tok_s", json_real(how->B * how->prompt / prefill));
