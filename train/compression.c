@@ -19,9 +19,9 @@ void compression_stat(void *ctx, Tensor stat, Tensor dstat) {
         c->count += count;
         double lacks = c->wanted - sum / count, x = fabs(lacks), near = c->both ? COMPRESSION_NEAR : 0;
         if (!present(dstat) || (!c->both && lacks <= 0)) continue;
-        c->loss += c->weight * (x < near ? x * x / (2 * near) + near / 2 : x);
-        R(dstat)
-        [(size_t)b * STATS + STAT_MERGED] = (real)(-c->weight * (x < near ? lacks / near : copysign(1, lacks)) / count);
+        c->loss += c->weight * (x < near ? x * x / (2 * near) : x - near / 2);
+        double force = x < near ? lacks / near : copysign(1, lacks);
+        R(dstat)[(size_t)b * STATS + STAT_MERGED] = (real)(-c->weight * force / count);
     }
 }
 

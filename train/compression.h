@@ -15,7 +15,7 @@
  * that has passed it. With `exact` decisions count as they would be without noise (RUN_COUNT_STILL, which the owner
  * sets), and too much costs as too little does, with x = |p - m_b| and near = 0.05 (Huber's form):
  *
- *     loss = weight / B  sum_b  x < near ? x^2 / (2 near) + near / 2 : x
+ *     loss = weight / B  sum_b  x < near ? x^2 / (2 near) : x - near / 2
  *
  * |x| alone pushes with the same force at any distance: a small model swings about its target, and where the swing
  * stops decides what it ends with; and it asks for the median sequence where evaluation has the mean. Near the target

@@ -283,7 +283,7 @@ void trainer_close(Trainer *t) {
     *t = (Trainer){.run = t->run};
 }
 
-/* The stage computes 100 times what one product of the measurement does, some seconds. */
+/* The stage computes 100 times what one product of the measurement does: a second or two, or more. */
 static bool worth_a_peak(const Trainer *t) {
     Model m;
     Err e;

@@ -229,7 +229,7 @@ static double loss_of(const CompressionCfg *cfg, double progress, int B, const d
     for (int b = 0; b < B; b++) {
         const double lacks = 1 - 1 / target - sum[b] / count[b];
         const double x = fabs(lacks);
-        loss += !cfg->exact ? fmax(0, lacks) : x >= 0.05 ? x : 10 * x * x + 0.025;
+        loss += !cfg->exact ? fmax(0, lacks) : x < 0.05 ? 10 * x * x : x - 0.025;
     }
     return cfg->weight * loss / B;
 }
