@@ -49,6 +49,19 @@ same() { grep -o '"\(accuracy\|kl\|top1\|resident_bytes\|read_bytes\)": *[0-9.e-
 [ "$(same "$tmp/out")" = "$(same "$tmp/o/policies.json")" ] && [ "$(same "$tmp/out" | wc -l)" -ge 90 ] || wrong "two runs differ"
 verdict again
 
+# Rows by a codec: all of them once, at no budget; those that a policy keeps at every budget; as many bytes as both say.
+run compare $src --policies "none@int8 snapkv:window=4@int8 snapkv:window=4" --tasks niah:digits=1 T=600 samples=2 --seeds 1 --budgets 0.2 --out "$tmp/c" -q --threads 1 ||
+    wrong "exit $?: $(cat "$tmp/err")"
+awk -F'|' '!/^\| `/ { next }
+    { name = $2; gsub(/[ `]/, "", name); share[name] = $10; kl[name] = $7; rows[name]++ }
+    END { if (rows["none@int8"] != 2 || rows["snapkv:window=4@int8"] != 2) print "rows of codecs: " rows["none@int8"] " " rows["snapkv:window=4@int8"]
+        a = share["none@int8"]; b = share["snapkv:window=4"]; c = share["snapkv:window=4@int8"]
+        if (!(a > 25 && a < 60 && b > 19 && b < 30 && c < 1.1 * a * b / 100 && c > 0.9 * a * b / 100)) print "shares " a " " b " " c
+        if (!(kl["none@int8"] > 0 && kl["none@int8"] < 0.1 * kl["snapkv:window=4"])) print "KL " kl["none@int8"] " " kl["snapkv:window=4"] }' "$tmp/out" >"$tmp/bad"
+[ -s "$tmp/bad" ] && cat "$tmp/out" >>"$tmp/bad"
+grep -q '"codec": "int8"' "$tmp/c/policies.json" && grep -q '"codec": null' "$tmp/c/policies.json" || wrong "policies.json names no codec"
+verdict codecs
+
 # On the recall model (configs/recall.yaml) dense succeeds, a quarter of the rows fails as a window or at random, and
 # suffices where the last queries choose; it is what its configuration says.
 run compare tests/golden/recall --policies "random:window=4 snapkv:window=4 infinipot:window=4" --tasks "niah:digits=0 passkey:digits=0 vt:digits=0,hops=1" \
@@ -90,6 +103,7 @@ refused() { # part of the line, arguments
     [ $? -eq 2 ] && [ ! -s "$tmp/out" ] && [ "$(wc -l <"$tmp/err")" -eq 1 ] && grep -qF -- "$part" "$tmp/err" || wrong "$*: $(cat "$tmp/err")"
 }
 refused "--policies: none is the dense cache" compare $src --policies none --tasks niah
+refused "int9" compare $src --policies h2o@int9 --tasks niah
 refused "--policy: expected none, window" compare $src --policies snapvk --tasks niah
 refused "no task has the name 'nia'" compare $src --policies h2o --tasks nia
 refused "cannot be asked mqar in text" compare $src --policies h2o --tasks mqar

@@ -363,7 +363,9 @@ int cmd_compare(int argc, char **argv) {
         {"measure-only", OPT_MEASURE, 0, 0, "Train nothing; measure finished runs again", 0},
         {"keys", OPT_KEYS, 0, 0, "Print every key of a comparison's configuration", 0},
         {"policies", OPT_POLICIES, "LIST", 0,
-         "Instead, compare cache policies on MODEL: \"h2o snapkv:window=8\"; dense, window and random are added", 0},
+         "Instead, compare cache policies on MODEL: \"h2o snapkv:window=8@int8\", where @CODEC stores their rows by a "
+         "codec of --cache-dtype (none@CODEC: all rows); dense, window and random are added",
+         0},
         {"tasks", OPT_TASKS, "LIST", 0,
          "--policies: what is asked: \"niah_multikey:keys=6 vt\" (default: the task that MODEL was trained on)", 0},
         {"budgets", OPT_BUDGETS, "LIST", 0, "--policies: shares of the prompt's rows (default 0.5,0.25,0.125)", 0},

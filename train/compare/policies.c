@@ -15,9 +15,9 @@ static const Key want_keys[] = {{"samples", KEY_LONG, offsetof(Wanted, samples),
                                  0},
                                 {0}};
 
-/* A policy at a budget. */
+/* A policy at a budget, its rows stored by a codec. */
 typedef struct {
-    char *base, *spec; /* as given; as --policy would take it */
+    const char *name, *spec, *codec; /* as given; as --policy and --cache-dtype would take it; NULL: the model's own */
     double budget;
 } PolicyRow;
 /* A row's samples of one form, over all tasks and seeds. */
@@ -30,7 +30,8 @@ typedef struct {
     const ComparePolicies *a;
     Engine dense;
     int ntask, nspec, nbudget, forms;
-    char *task_name[TASKS_MAX], *spec[SPECS_MAX];
+    char *task_name[TASKS_MAX], *name[SPECS_MAX], *spec[SPECS_MAX]; /* POLICY@CODEC; POLICY */
+    const char *codec[SPECS_MAX];                                   /* into `name`; NULL: none is given */
     TaskCfg task[TASKS_MAX];
     Wanted want;
     double budget[BUDGETS_MAX], prompt; /* rows of a prompt, mean */
@@ -105,12 +106,20 @@ static bool specs_read(Comparison *c, Err *e) {
     for (int k = 0; k < 2; k++) {
         bool has = false;
         for (int i = 0; i < n; i++) has |= spec_is(given[i], controls[k]);
-        if (!has) c->spec[c->nspec++] = xstrdup(controls[k]);
+        if (has) continue;
+        c->name[c->nspec] = xstrdup(controls[k]);
+        c->spec[c->nspec++] = xstrdup(controls[k]);
     }
     for (int i = 0; i < n; i++) {
-        ok = ok && (policy_parse(given[i], &p, e) &&
-                    (p.of || err_input(e, "--policies: none is the dense cache, which is always there")));
-        c->spec[c->nspec++] = given[i];
+        const int k = c->nspec++;
+        const size_t at = strcspn(given[i], "@");
+        RowCodec codec;
+        c->name[k] = given[i], c->spec[k] = xformat("%.*s", (int)at, given[i]);
+        c->codec[k] = given[i][at] ? given[i] + at + 1 : NULL;
+        ok = ok && policy_parse(c->spec[k], &p, e) && (!c->codec[k] || codec_parse(c->codec[k], &codec, e)) &&
+             (p.of || c->codec[k] ||
+              err_input(e, "--policies: none is the dense cache, which is always there; none@CODEC stores its rows "
+                           "by another codec"));
     }
     return ok;
 }
@@ -119,6 +128,7 @@ static bool policy_has(const Policy *p, const char *key) {
         if (!strcmp(k->name, key)) return true;
     return false;
 }
+static bool is_dense(const char *spec) { return !strcmp(spec, "none"); }
 /* The policy with a budget: its share of the prompt's rows; of one that selects what a step reads, the share of the
  * text's; of one without such a setting, as many newest rows. A policy that can wait for the end of the prompt does so,
  * unless its settings say when. */
@@ -162,9 +172,9 @@ static json_t *cell_json(const Comparison *c, const PolicyRow *r, int form, cons
     const double n = (double)cell->against.answers;
     json_t *tasks = json_object();
     for (int t = 0; t < c->ntask; t++) json_object_set_new(tasks, c->task_name[t], json_real(cell->task[t]));
-    return json_pack("{s:s, s:s, s:f, s:s, s:f, s:o, s:f, s:f, s:f, s:f, s:f, s:o, s:o, s:o}", "policy", r->base,
-                     "spec", r->spec, "budget", r->budget, "question", form_names[form], "accuracy", spread.mean,
-                     "accuracy_sd", engine_number(spread.sd), "kl", cell->against.kl / n, "top1",
+    return json_pack("{s:s, s:s, s:s?, s:f, s:s, s:f, s:o, s:f, s:f, s:f, s:f, s:f, s:o, s:o, s:o}", "policy", r->name,
+                     "spec", r->spec, "codec", r->codec, "budget", r->budget, "question", form_names[form], "accuracy",
+                     spread.mean, "accuracy_sd", engine_number(spread.sd), "kl", cell->against.kl / n, "top1",
                      (double)cell->against.same / n, "resident_bytes", s->bytes / (double)s->samples, "resident_share",
                      s->bytes / d->bytes, "read_bytes", s->read / (double)s->rows, "prompt_overhead",
                      engine_number(s->prompt_s / d->prompt_s - 1), "decode_tok_s",
@@ -174,27 +184,34 @@ static bool row_run(Comparison *c, const PolicyRow *r, int form, const Cli *cli,
     Engine en;
     Cli own = *cli;
     Cell cell = {.sum = {0}};
-    if (!policy_parse(r->spec, &own.policy, e) || !engine_open(&en, c->dense.dir, &own, e)) return false;
+    if (!policy_parse(r->spec, &own.policy, e)) return false;
+    if (r->codec) {
+        if (!codec_parse(r->codec, &own.own_codec, e)) return false;
+        own.codec = &own.own_codec;
+    }
+    if (!engine_open(&en, c->dense.dir, &own, e)) return false;
     const bool ok = cell_run(c, &en, form, &cell, e);
     engine_close(&en);
     if (!ok) return false;
-    if (!strcmp(r->spec, "none")) c->prompt = (double)cell.sum.prompt / (double)cell.sum.samples;
+    if (is_dense(r->spec) && !r->codec) c->prompt = (double)cell.sum.prompt / (double)cell.sum.samples;
     json_array_append_new(rows, cell_json(c, r, form, &cell));
     if (!cli->quiet)
-        fprintf(stderr, "%-40s %-8s accuracy %.4f  KL %.4f  %.1f %% of the bytes\n", r->spec, form_names[form],
+        fprintf(stderr, "%-40s %-8s accuracy %.4f  KL %.4f  %.1f %% of the bytes%s%s\n", r->spec, form_names[form],
                 compare_spread((int)c->a->seeds, cell.seed).mean, cell.against.kl / (double)cell.against.answers,
-                100 * cell.sum.bytes / cell.against.dense.bytes);
+                100 * cell.sum.bytes / cell.against.dense.bytes, r->codec ? "  " : "", r->codec ? r->codec : "");
     return true;
 }
 static bool form_run(Comparison *c, int form, const Cli *cli, json_t *rows, Err *e) {
-    char none[] = "none";
-    bool ok = row_run(c, &(PolicyRow){none, none, 1}, form, cli, rows, e);
-    for (int i = 0; i < c->nspec; i++)
-        for (int b = 0; ok && b < c->nbudget; b++) {
-            PolicyRow r = {c->spec[i], spec_at(c, c->spec[i], c->budget[b]), c->budget[b]};
+    bool ok = row_run(c, &(PolicyRow){"none", "none", NULL, 1}, form, cli, rows, e);
+    for (int i = 0; i < c->nspec; i++) {
+        const bool all = is_dense(c->spec[i]); /* one row: it has no budget */
+        for (int b = 0; ok && b < (all ? 1 : c->nbudget); b++) {
+            char *spec = all ? xstrdup("none") : spec_at(c, c->spec[i], c->budget[b]);
+            const PolicyRow r = {c->name[i], spec, c->codec[i], all ? 1 : c->budget[b]};
             ok = row_run(c, &r, form, cli, rows, e);
-            free(r.spec);
+            free(spec);
         }
+    }
     return ok;
 }
 
@@ -250,7 +267,7 @@ bool compare_policies(const ComparePolicies *a, const Cli *cli, Err *e) {
         engine_close(&c->dense);
     }
     json_decref(rows);
-    for (int i = 0; i < c->nspec; i++) free(c->spec[i]);
+    for (int i = 0; i < c->nspec; i++) free(c->name[i]), free(c->spec[i]);
     for (int t = 0; t < c->ntask; t++) free(c->task_name[t]);
     free(c);
     return ok;

@@ -6,7 +6,8 @@
 
 typedef struct {
     const char *model;
-    const char *policies; /* as --policy takes them, blanks between; a budget is added to each */
+    const char *policies; /* POLICY or POLICY@CODEC, as --policy and --cache-dtype take them, blanks between; a budget
+                             is added to each */
     const char *tasks;    /* NAME or NAME:key=value,... with blanks between; NULL: the task that the model has */
     const char *budgets;  /* shares of the prompt's rows, commas between; NULL: 0.5,0.25,0.125 */
     const char *out;      /* folder for policies.md, policies.json, policies.svg; NULL: none */
