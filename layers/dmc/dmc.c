@@ -91,6 +91,8 @@ static bool dmc_check(void *cfg, Err *e) {
                          c->lane_turned ? "lane_turned" : "governs");
     if (c->lane_turned && (dmc_adapter(c) || !dmc_soft(c)))
         return err_input(e, "lane_turned: only with decide: lane in phase: soft; otherwise no channel is refilled");
+    if (dmc_adapter(c) && c->lane != DMC_LAST)
+        return err_input(e, "lane: no channel decides with decide: adapter; leave lane out");
     if (dmc_adapter(c) && c->action == DMC_MERGE)
         return err_input(e, "decide: adapter needs action: evict; a merge also needs importances, which lanes give");
     if (dmc_adapter(c) && !dmc_soft(c))

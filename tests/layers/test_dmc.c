@@ -564,6 +564,7 @@ Test(dmc, settings_that_disagree) {
         {WHOLE("dmc", ",\"lane_turned\":true"), "lane_turned: only with action: evict"},
         {WHOLE("dmc", ",\"lane_turned\":true,\"action\":\"evict\",\"phase\":\"zero\""),
          "lane_turned: only with decide: lane"},
+        {WHOLE("dmc", ",\"lane\":\"first\",\"action\":\"evict\",\"decide\":\"adapter\""), "lane: no channel decides"},
         {WHOLE("dmc", ",\"lane_turned\":true,\"action\":\"evict\",\"decide\":\"adapter\""),
          "lane_turned: only with decide: lane"},
         {WHOLE("dmc", ",\"qk_norm\":true,\"action\":\"evict\",\"phase\":\"zero\""), "phase: zero removes a channel"},
