@@ -19,7 +19,7 @@
  *
  * |x| alone pushes with the same force at any distance: a small model swings about its target, and where the swing
  * stops decides what it ends with; and it asks for the median sequence where evaluation has the mean. Near the target
- * the force falls with the distance, so the mean settles. docs/log.md has both measured.
+ * the force falls with the distance, so the mean settles. docs/log.md has the figures.
  *
  *     compression achieved = 1 / (1 - sum m / count)     rows made for every row kept, over the whole batch
  * Source: arXiv:2403.09636, section 3.2; the branch dmc of github.com/NVIDIA/Megatron-LM. */

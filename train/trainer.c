@@ -286,7 +286,7 @@ void trainer_close(Trainer *t) {
 /* The stage computes 100 times what one product of the measurement does: a second or two, or more. */
 static bool worth_a_peak(const Trainer *t) {
     Model m;
-    Err e;
+    Err e = {0};
     if (!model_open(&m, t->dev, &t->cfg->model, (ModelOpts){.dry = true, .max_rows = 1, .max_samples = 1}, &e))
         return true;
     const TrainCfg *c = &t->cfg->train;

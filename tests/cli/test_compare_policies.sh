@@ -50,11 +50,12 @@ same() { grep -o '"\(accuracy\|kl\|top1\|resident_bytes\|read_bytes\)": *[0-9.e-
 verdict again
 
 # Rows by a codec: all of them once, at no budget; those that a policy keeps at every budget; as many bytes as both say.
-run compare $src --policies "none@int8 snapkv:window=4@int8 snapkv:window=4" --tasks niah:digits=1 T=600 samples=2 --seeds 1 --budgets 0.2 --out "$tmp/c" -q --threads 1 ||
+run compare $src --policies "none@int8 snapkv:window=4@int8 snapkv:window=4 window:sinks=2@int8" --tasks niah:digits=1 T=600 samples=2 --seeds 1 --budgets 0.2 --out "$tmp/c" -q --threads 1 ||
     wrong "exit $?: $(cat "$tmp/err")"
 awk -F'|' '!/^\| `/ { next }
     { name = $2; gsub(/[ `]/, "", name); share[name] = $10; kl[name] = $7; rows[name]++ }
-    END { if (rows["none@int8"] != 2 || rows["snapkv:window=4@int8"] != 2) print "rows of codecs: " rows["none@int8"] " " rows["snapkv:window=4@int8"]
+    END { if (rows["window"] != 2 || rows["window:sinks=2@int8"] != 2) print "a coded window took the place of the control"
+        if (rows["none@int8"] != 2 || rows["snapkv:window=4@int8"] != 2) print "rows of codecs: " rows["none@int8"] " " rows["snapkv:window=4@int8"]
         a = share["none@int8"]; b = share["snapkv:window=4"]; c = share["snapkv:window=4@int8"]
         if (!(a > 25 && a < 60 && b > 19 && b < 30 && c < 1.1 * a * b / 100 && c > 0.9 * a * b / 100)) print "shares " a " " b " " c
         if (!(kl["none@int8"] > 0 && kl["none@int8"] < 0.1 * kl["snapkv:window=4"])) print "KL " kl["none@int8"] " " kl["snapkv:window=4"] }' "$tmp/out" >"$tmp/bad"

@@ -15,9 +15,9 @@ yoco="$((600 * 2 * 16 * 4)) $((2 * 15 * 2 * 16 * 4))"
 # Without `exact` these end at 2.7 and 3.6 (dmc), 6.9 and 11.7 (dms). The bounds are four times the RMS over seeds and
 # instruction sets, rounded up: few lanes decide coarsely, two of latents by layers. Merges at 4 cost this model so much
 # that its target takes a larger weight.
-cases=(dmc:2:gqa::0.08:"$merged" dmc:4:gqa::0.12:"$merged" dms:2:gqa::0.05:"$gqa" dms:4:gqa::0.05:"$gqa"
+cases=(dmc:2:gqa::0.06:"$merged" dmc:4:gqa::0.12:"$merged" dms:2:gqa::0.05:"$gqa" dms:4:gqa::0.05:"$gqa"
     dms:2:gqa:decide=adapter:0.08:"$gqa" dms:4:gqa:decide=adapter:0.08:"$gqa"
-    dms:2:mla::0.16:"$mla" dms:4:mla::0.05:"$mla" dms:2:yoco:keep=[0,1]:0.08:"$yoco" dms:4:yoco:keep=[0,1]:0.12:"$yoco")
+    dms:2:mla::0.16:"$mla" dms:4:mla::0.12:"$mla" dms:2:yoco:keep=[0,1]:0.08:"$yoco" dms:4:yoco:keep=[0,1]:0.12:"$yoco")
 for case in "${cases[@]}"; do
     IFS=: read -r to target src more off held <<<"$case"
     read -r rows others <<<"$held"

@@ -272,6 +272,11 @@ Test(ranks, threads) {
         cr_assert_eq(ranks_threads(&r, 5), 5);
         if (asked[i].threads) cr_assert_eq(ranks_threads(&r, 0), asked[i].threads);
     }
+    const Ranks torchrun = {.from = RANKS_TORCHRUN, .world = 2, .locals = 2};
+    setenv("OMP_NUM_THREADS", "777", 1);
+    const int set = ranks_threads(&torchrun, 0);
+    unsetenv("OMP_NUM_THREADS");
+    cr_assert_eq(set, ranks_threads(&torchrun, 0), "%d threads of what torchrun sets", set);
 }
 
 /* What ranks on several hosts know one another by: in the environment, or in a file that is this user's alone. */

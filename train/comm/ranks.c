@@ -242,7 +242,7 @@ const char *ranks_say(const Ranks *r, char out[256]) {
 
 int ranks_threads(const Ranks *r, int asked) {
     int may = procs(), all = (int)sysconf(_SC_NPROCESSORS_ONLN);
-    if (!asked) asked = procs_asked();
+    if (!asked && r->from != RANKS_TORCHRUN) asked = procs_asked(); /* torchrun sets 1 where the user sets nothing */
     if (asked || r->world == 1 || r->locals < 2) return asked;
     /* Each rank may use all processors of `launch`; another launcher whose ranks may use all did not bind them. */
     if (r->from != RANKS_LAUNCH && may < all) return may;

@@ -105,7 +105,7 @@ static bool specs_read(Comparison *c, Err *e) {
     bool ok = list_split(c->a->policies, " ", SPECS_MAX - 2, given, &n, "--policies", e);
     for (int k = 0; k < 2; k++) {
         bool has = false;
-        for (int i = 0; i < n; i++) has |= spec_is(given[i], controls[k]);
+        for (int i = 0; i < n; i++) has |= spec_is(given[i], controls[k]) && !strchr(given[i], '@');
         if (has) continue;
         c->name[c->nspec] = xstrdup(controls[k]);
         c->spec[c->nspec++] = xstrdup(controls[k]);
