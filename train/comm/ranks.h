@@ -52,8 +52,9 @@ char *ranks_secret(const Ranks *, size_t *n, Err *e);
 bool ranks_variable(const char *text);
 /* "rank 0 of 4 (RANK, WORLD_SIZE of torchrun), 4 on this host" into out; returns it. */
 const char *ranks_say(const Ranks *, char out[256]);
-/* Threads of this rank if the user gives none: those of OMP_NUM_THREADS (not under torchrun, which sets it itself), else
- * the processors that it may use, divided by the ranks of this host unless its launcher has bound it to some of them. */
+/* Threads of this rank if the user gives none: those of OMP_NUM_THREADS (not under torchrun, which sets it itself),
+ * else the processors that it may use, divided by the ranks of this host unless its launcher has bound it to some of
+ * them. */
 int ranks_threads(const Ranks *, int asked);
 
 typedef enum { COMM_AUTO, COMM_SHM, COMM_MPI, COMM_NCCL, NCOMM_BY } CommBy;
