@@ -4,22 +4,35 @@
  * for LLMs", arXiv:2310.01801. */
 #include "policy.h"
 
+/* Queries are taken SIDE at a time: component d of each lies together, so that their sums advance side by side, and a
+ * key is read once for all. */
+enum { SIDE = 8 };
 /* Of the attention of a lane's queries: what each row received, and what of it from queries within `near` positions. */
 static void fastgen_sums(const Choice *c, int h, int near, double *all, double *local) {
     const PolicyLane *l = &c->lane[h];
-    const int group = c->heads / c->lanes, D = c->kdim;
-    for (int i = 0; i < c->queries; i++)
-        for (int g = h * group; g < (h + 1) * group; g++) {
-            const real *q = policy_query(c, i, g);
-            const int own = c->next - c->queries + i;
-            const double lse = (double)c->lse[(size_t)i * (size_t)c->heads + (size_t)g];
-            for (int j = 0; j < l->n && l->pos[j] <= own; j++) {
-                double s = 0;
-                for (int d = 0; d < D; d++) s += (double)q[d] * (double)l->key[j * D + d];
-                const double p = exp(s - lse);
-                all[j] += p, local[j] += own - l->pos[j] < near ? p : 0;
+    const int group = c->heads / c->lanes, D = c->kdim, asks = c->queries * group;
+    double *q = xcalloc((size_t)D * SIDE, sizeof *q);
+    for (int a0 = 0; a0 < asks; a0 += SIDE) {
+        const int n = imin(SIDE, asks - a0);
+        int own[SIDE];
+        double lse[SIDE];
+        for (int a = 0; a < n; a++) {
+            const int i = (a0 + a) / group, g = h * group + (a0 + a) % group;
+            own[a] = c->next - c->queries + i, lse[a] = (double)c->lse[(size_t)i * (size_t)c->heads + (size_t)g];
+            for (int d = 0; d < D; d++) q[d * SIDE + a] = (double)policy_query(c, i, g)[d];
+        }
+        for (int j = 0; j < l->n && l->pos[j] <= own[n - 1]; j++) {
+            double s[SIDE] = {0};
+            for (int d = 0; d < D; d++)
+#pragma GCC unroll 8
+                for (int a = 0; a < SIDE; a++) s[a] += q[d * SIDE + a] * (double)l->key[j * D + d];
+            for (int a = 0; a < n; a++) {
+                const double p = l->pos[j] <= own[a] ? exp(s[a] - lse[a]) : 0;
+                all[j] += p, local[j] += own[a] - l->pos[j] < near ? p : 0;
             }
         }
+    }
+    free(q);
 }
 static void fastgen_lane(const Choice *c, int h) {
     PolicyLane *l = &c->lane[h];

@@ -9,13 +9,18 @@
 
 /* How far n elements are from themselves in codes of 4 bits with a scale and a zero of their own. */
 static double qhitter_error(const real *x, int n) {
-    const double top = 15;
+    const double top = 15, whole = 0x1.8p52; /* adding it and taking it away rounds to a whole number */
     double least = INFINITY, most = -INFINITY, sum = 0;
-    for (int i = 0; i < n; i++) least = fmin(least, (double)x[i]), most = fmax(most, (double)x[i]);
+    for (int i = 0; i < n; i++) {
+        const double v = (double)x[i];
+        least = v < least ? v : least, most = v > most ? v : most;
+    }
     const double scale = fmax(most - least, 1e-5) / top, zero = fmin(fmax(-rint(least / scale), 0), top);
     for (int i = 0; i < n; i++) {
-        const double code = fmin(fmax(rint((double)x[i] / scale) + zero, 0), top);
-        sum += pow((code - zero) * scale - (double)x[i], 2);
+        const double code = ((double)x[i] / scale + whole) - whole + zero,
+                     held = code < 0 ? 0 : code > top ? top : code,
+                     off = (held - zero) * scale - (double)x[i];
+        sum += off * off;
     }
     return sqrt(sum);
 }
