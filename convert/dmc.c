@@ -139,6 +139,8 @@ static bool dmc_decider(const Job *j, const bool *convert, bool *adapter, Err *e
     *adapter = c->decide == DECIDE_ADAPTER || (c->decide == DECIDE_AUTO && l >= 0);
     if (*adapter && c->action == DMC_MERGE)
         return err_input(e, "decide: adapter evicts rows and merges none; use --to dms, or decide=lane");
+    if (c->window != DMC_WINDOW && c->action == DMC_EVICT)
+        return err_input(e, "window: evicted rows have no mean; use --to dmc, or leave window out");
     if (c->governs == DMC_ITSELF && c->action == DMC_MERGE)
         return err_input(e, "governs: a merge is with the previous row; use --to dms, or leave governs out");
     for (int k = 0; c->governs == DMC_ITSELF && k < j->a.L; k++)

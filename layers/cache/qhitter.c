@@ -18,7 +18,9 @@ static double qhitter_error(const real *x, int n) {
     const double scale = fmax(most - least, 1e-5) / top, zero = fmin(fmax(-rint(least / scale), 0), top);
     for (int i = 0; i < n; i++) {
         const double code = ((double)x[i] / scale + whole) - whole + zero,
-                     held = code < 0 ? 0 : code > top ? top : code,
+                     held = code < 0     ? 0
+                            : code > top ? top
+                                         : code,
                      off = (held - zero) * scale - (double)x[i];
         sum += off * off;
     }

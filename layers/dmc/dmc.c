@@ -84,6 +84,11 @@ static bool dmc_check(void *cfg, Err *e) {
         return err_input(
             e, "delay: %d positions, but a merged row is replaced at once; set action: evict or leave delay out",
             c->delay);
+    if (c->window && c->window != DMC_WINDOW && c->action == DMC_EVICT)
+        return err_input(e,
+                         "window: %d tokens of a mean, but evicted rows have none; leave window out, or set action: "
+                         "merge",
+                         c->window);
     if (c->action == DMC_MERGE && (c->governs == DMC_ITSELF || c->lane_turned))
         return err_input(e,
                          "%s: only with action: evict; a merge is always with the previous row, by a channel that "

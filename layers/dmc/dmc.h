@@ -43,6 +43,7 @@ enum { DMC_LAST, DMC_FIRST };
 enum { DMC_MERGE, DMC_EVICT };
 enum { DMC_LANE, DMC_ADAPTER };
 enum { DMC_PREVIOUS, DMC_ITSELF };
+enum { DMC_WINDOW = 12 }; /* the default, which tables of keys have as text */
 typedef struct {
     GqaCfg g; /* first */
     int phase, decide, lane, action, window, delay, governs;

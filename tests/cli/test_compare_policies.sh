@@ -106,6 +106,7 @@ refused() { # part of the line, arguments
 refused "--policies: none is the dense cache" compare $src --policies none --tasks niah
 refused "int9" compare $src --policies h2o@int9 --tasks niah
 refused "--policy: expected none, window" compare $src --policies snapvk --tasks niah
+refused "fastgen: it evicts rows, whose attention --cache-dtype zipcache" compare tests/golden/recall --policies "h2o fastgen@zipcache" --quiet
 refused "no task has the name 'nia'" compare $src --policies h2o --tasks nia
 refused "cannot be asked mqar in text" compare $src --policies h2o --tasks mqar
 refused "give --tasks" compare $src --policies h2o

@@ -167,6 +167,7 @@ static const struct {
     {DEEPSEEK(EVICTS), "dms", "", "layer 0 already evicts its latents"},
     {DEEPSEEK(""), "dms", "governs=itself", "governs: latents (layer 0) are decided about by the next token"},
     {YOCO, "dmc", "governs=itself", "governs: a merge is with the previous row"},
+    {YOCO, "dms", "window=4", "window: evicted rows have no mean"},
     {DEEPSEEK(""), "dms", "gain=1", "nothing would be evicted"},
     {DEEPSEEK(""), "dms", "keep=[0,1]", "no layer of mixer gqa or mla is left to convert"},
     {YOCO, "dms", "keep=[0,1]", "all layers that are left to convert read another's rows"},

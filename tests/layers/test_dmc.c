@@ -560,6 +560,7 @@ Test(dmc, settings_that_disagree) {
         {WHOLE("dmc", ",\"qk_norm\":true"), "qk_norm: not where a channel decides"},
         {WHOLE("dmc", ",\"rope_dims\":2,\"action\":\"evict\""), "rope_dims: not where a channel decides"},
         {WHOLE("dmc", ",\"decide\":\"adapter\""), "decide: adapter needs action: evict"},
+        {WHOLE("dmc", ",\"window\":4,\"action\":\"evict\""), "window: 4 tokens of a mean"},
         {WHOLE("dmc", ",\"governs\":\"itself\""), "governs: only with action: evict"},
         {WHOLE("dmc", ",\"lane_turned\":true"), "lane_turned: only with action: evict"},
         {WHOLE("dmc", ",\"lane_turned\":true,\"action\":\"evict\",\"phase\":\"zero\""),

@@ -2,6 +2,7 @@
 #include "data/task_text.h"
 #include "infer/eval/task_run.h"
 #include "compare.h"
+#include "model/cost.h"
 #include "ops/file.h"
 #include "ops/oom.h"
 
@@ -180,16 +181,20 @@ static json_t *cell_json(const Comparison *c, const PolicyRow *r, int form, cons
                      engine_number(s->prompt_s / d->prompt_s - 1), "decode_tok_s",
                      engine_number((double)s->rows / s->decode_s), "tasks", tasks);
 }
+/* The model with the row's policy and codec, which lie in `own` as long as it is open; `dry`: without its weights. */
+static bool row_open(const Comparison *c, const PolicyRow *r, bool dry, Cli *own, Engine *en, Err *e) {
+    if (!policy_parse(r->spec, &own->policy, e)) return false;
+    if (r->codec) {
+        if (!codec_parse(r->codec, &own->own_codec, e)) return false;
+        own->codec = &own->own_codec;
+    }
+    return dry ? engine_measure(en, c->dense.dir, own, e) : engine_open(en, c->dense.dir, own, e);
+}
 static bool row_run(Comparison *c, const PolicyRow *r, int form, const Cli *cli, json_t *rows, Err *e) {
     Engine en;
     Cli own = *cli;
     Cell cell = {.sum = {0}};
-    if (!policy_parse(r->spec, &own.policy, e)) return false;
-    if (r->codec) {
-        if (!codec_parse(r->codec, &own.own_codec, e)) return false;
-        own.codec = &own.own_codec;
-    }
-    if (!engine_open(&en, c->dense.dir, &own, e)) return false;
+    if (!row_open(c, r, false, &own, &en, e)) return false;
     const bool ok = cell_run(c, &en, form, &cell, e);
     engine_close(&en);
     if (!ok) return false;
@@ -200,6 +205,23 @@ static bool row_run(Comparison *c, const PolicyRow *r, int form, const Cli *cli,
                 compare_spread((int)c->a->seeds, cell.seed).mean, cell.against.kl / (double)cell.against.answers,
                 100 * cell.sum.bytes / cell.against.dense.bytes, r->codec ? "  " : "", r->codec ? r->codec : "");
     return true;
+}
+/* Every policy and codec goes with the model: nothing has run when one does not. `longest`: tokens of a context. */
+static bool rows_check(const Comparison *c, const Cli *cli, int longest, Err *e) {
+    bool ok = true;
+    for (int i = 0; ok && i < c->nspec; i++) {
+        Engine en;
+        Cli own = *cli;
+        size_t bytes;
+        char *spec = is_dense(c->spec[i]) ? xstrdup("none") : spec_at(c, c->spec[i], c->budget[0]);
+        const PolicyRow r = {c->name[i], spec, c->codec[i], c->budget[0]};
+        if ((ok = row_open(c, &r, true, &own, &en, e))) {
+            ok = cost_cache_mapped(&en.model, 1, longest, longest, &bytes, e);
+            engine_close(&en);
+        }
+        free(spec);
+    }
+    return ok;
 }
 static bool form_run(Comparison *c, int form, const Cli *cli, json_t *rows, Err *e) {
     bool ok = row_run(c, &(PolicyRow){"none", "none", NULL, 1}, form, cli, rows, e);
@@ -262,6 +284,7 @@ bool compare_policies(const ComparePolicies *a, const Cli *cli, Err *e) {
         int longest = 1;
         for (int t = 0; t < c->ntask; t++) longest = imax(longest, c->task[t].T);
         if (ok) engine_plan(&c->dense, longest, cli->quiet);
+        ok = ok && rows_check(c, cli, longest, e);
         for (int form = 0; ok && form < c->forms; form++) ok = form_run(c, form, cli, rows, e);
         ok = ok && results(c, rows, cli, e);
         engine_close(&c->dense);
