@@ -209,6 +209,7 @@ static bool kda_fits(const KdaCfg *c, bool bounded, const char *arch, Err *e) {
         return gguf_no(e, "kda with v_heads or v_dim of its own (its %s has one number and width)", arch);
     if (c->kv_heads != c->heads) return gguf_no(e, "kda with fewer kv_heads than heads");
     if (c->erase != KDA_BY_HEAD) return gguf_no(e, "kda with erase channel");
+    if (c->levels) return gguf_no(e, "kda with levels (its %s has one state a head)", arch);
     if (!c->conv || c->conv_bias) return gguf_no(e, "kda without a convolution, or with conv_bias");
     if (c->out_act != KDA_SIGMOID || c->out_bias || c->beta_max != 1)
         return gguf_no(e, "kda with out_act silu, out_bias or beta_max 2");

@@ -1,6 +1,6 @@
 /* kda.c: the mixer kda: its weights, forward, backward and extend. */
 #include "kda.h"
-#include "layers/linear/steps.h"
+#include "layers/linear/levels.h"
 #include "layers/parts.h"
 #include "ops/host.h"
 
@@ -42,11 +42,13 @@ static const Key keys[] = {
      "initial decays: spread: half-lives of 1 to 512 tokens over the channels of each head, evenly in the logarithm; "
      "drawn: by lot",
      rates_names, 0},
+    LEVELS_KEY(KdaCfg),
     {0},
 };
 
 typedef struct {
     Tensor wq, wk, wv, cq, ck, cv, bq, bk, bv, fa, fb, dt, A, wb, ww, ga, gb, bias, norm, wo;
+    Tensor wl, L; /* (HV levels,d), (HV,levels): weights of levels */
 } W;
 /* Saved: the results of matrix products and of the recurrence. */
 typedef struct {
@@ -55,7 +57,8 @@ typedef struct {
     Tensor b, w;      /* before the sigmoid: (N,states); with erase: channel (N,G,K) and (N,states,V) */
     Tensor ga, gate;  /* (M,rank) (M,HV,V); M wanted rows */
     Tensor rstd;      /* (M,HV) without a gate */
-    Tensor o, states; /* (N,HV,V), the states between chunks */
+    Tensor o, states; /* (N,HV,V), the states between chunks: absent with levels */
+    Tensor delta;     /* (N,HV levels): Wl x */
 } S;
 /* Values that follow from S element by element; the backward recomputes them. */
 typedef struct {
@@ -68,6 +71,8 @@ static const double L2_EPS = 1e-6;
 static Steps kda_steps(const KdaCfg *c) { return (Steps){c->kv_heads, c->heads / c->kv_heads, 1}; }
 static int kda_states(const KdaCfg *c) { return c->v_heads / kda_steps(c).group; }
 static bool kda_by_channel(const KdaCfg *c) { return c->erase == KDA_BY_CHANNEL; }
+static double kda_scale_of(const KdaCfg *c) { return 1 / sqrt(c->head_dim); }
+static Levels kda_levels_of(const KdaCfg *c) { return (Levels){c->levels, kda_steps(c), kda_scale_of(c)}; }
 
 static bool kda_check(void *cfg, Err *e) {
     KdaCfg *c = cfg;
@@ -95,7 +100,7 @@ static bool kda_check(void *cfg, Err *e) {
                          c->v_heads, c->head_dim, c->v_dim, 1 << 18);
     if (c->gate_rank == 0) c->gate_rank = c->v_dim;
     if (c->out_rank == 0) c->out_rank = c->v_dim;
-    return true;
+    return levels_check(c->levels, (double)kda_states(c) * c->head_dim * c->v_dim, e);
 }
 
 static void kda_weights(const void *cfg, void *w_, Fields *f) {
@@ -126,6 +131,10 @@ static void kda_weights(const void *cfg, void *w_, Fields *f) {
     field(f, &w->A, "A_log", FIELD_OWN | FIELD_NODECAY | FIELD_F32, HS);
     field(f, &w->wb, "b_proj.weight", 0, kda_by_channel(c) ? K : HS, d);
     if (kda_by_channel(c)) field(f, &w->ww, "w_proj.weight", 0, V, d);
+    if (c->levels) {
+        field(f, &w->wl, "l_proj.weight", 0, c->v_heads * c->levels, d);
+        field(f, &w->L, "L", FIELD_ONES | FIELD_NODECAY | FIELD_F32, c->v_heads, c->levels);
+    }
     if (c->out_gate == KDA_FULL) {
         field(f, &w->gb, "g_proj.weight", 0, out, d);
         if (c->out_bias) field(f, &w->bias, "g_proj.bias", FIELD_ZEROS | FIELD_NODECAY, out);
@@ -176,6 +185,7 @@ static void kda_buffers(const KdaCfg *c, int N, int M, S *s, Fields *f) {
         field(f, &s->w, "w", 0, N, HS, V);
     } else
         field(f, &s->b, "b", FIELD_F32, N, HS);
+    if (c->levels) field(f, &s->delta, "levels", FIELD_F32, N, HV * c->levels);
     if (c->out_gate == KDA_LOW_RANK) field(f, &s->ga, "g_a", 0, M, c->out_rank);
     if (c->out_gate == KDA_NONE)
         field(f, &s->rstd, "rstd", FIELD_F32, M, HV);
@@ -187,16 +197,18 @@ static void kda_saved(const void *cfg, int N, void *s_, Fields *f) {
     const KdaCfg *c = cfg;
     S *s = s_;
     kda_buffers(c, N, N, s, f);
-    field(f, &s->states, "states", FIELD_F32, recur_keep(N * steps_each(kda_steps(c))), kda_states(c), c->head_dim,
-          c->v_dim);
+    if (!c->levels)
+        field(f, &s->states, "states", FIELD_F32, recur_keep(N * steps_each(kda_steps(c))), kda_states(c), c->head_dim,
+              c->v_dim);
 }
 /* Offsets of the parts of a sequence's state. */
 typedef struct {
     int q, k, v, all;
 } At;
 static At state_at(const KdaCfg *c) {
-    const int HS = kda_states(c), S = HS * c->head_dim * c->v_dim, tail = imax(0, c->conv - 1),
-              k = S + tail * c->heads * c->head_dim, v = k + tail * c->kv_heads * c->head_dim;
+    const int HS = kda_states(c), S = levels_states(c->levels) * HS * c->head_dim * c->v_dim,
+              tail = imax(0, c->conv - 1), k = S + tail * c->heads * c->head_dim,
+              v = k + tail * c->kv_heads * c->head_dim;
     return (At){S, k, v, v + tail * HS * c->v_dim};
 }
 static void kda_rows(const void *cfg, KvShape *s) { *s = (KvShape){.state = state_at(cfg).all}; }
@@ -207,7 +219,6 @@ static Gate kda_gate_of(const KdaCfg *c) {
 static GatedNorm kda_norm_of(const KdaCfg *c) {
     return (GatedNorm){.width = c->v_dim, .silu = c->out_act == KDA_SILU, .eps = c->base.norm_eps};
 }
-static double kda_scale_of(const KdaCfg *c) { return 1 / sqrt(c->head_dim); }
 
 /* x += x. */
 static void kda_double(Run *r, Tensor x) {
@@ -279,34 +290,43 @@ static void kda_readout(Run *r, const KdaCfg *c, const W *w, const S *s, Tensor 
 }
 /* The projections of the layer's input whose results are saved: those of all rows, and that of the output gate, if
  * there is one, of the wanted rows. */
-static int kda_inputs(const KdaCfg *c) { return 5 + kda_by_channel(c); }
-static int kda_projections(const KdaCfg *c, const W *w, const S *s, Projection p[7]) {
+static int kda_inputs(const KdaCfg *c) { return 5 + kda_by_channel(c) + (c->levels > 0); }
+static int kda_projections(const KdaCfg *c, const W *w, const S *s, Projection p[LINEAR_MANY]) {
     const int n = kda_inputs(c);
     const bool full = c->gate_proj == KDA_FULL, low = c->out_gate == KDA_LOW_RANK;
     p[0] = (Projection){s->q, w->wq, ABSENT}, p[1] = (Projection){s->k, w->wk, ABSENT};
     p[2] = (Projection){s->v, w->wv, ABSENT}, p[4] = (Projection){s->b, w->wb, ABSENT};
     p[3] = (Projection){full ? s->z : s->fa, full ? w->fb : w->fa, ABSENT};
     if (kda_by_channel(c)) p[5] = (Projection){s->w, w->ww, ABSENT};
+    if (c->levels) p[n - 1] = (Projection){s->delta, w->wl, ABSENT};
     if (c->out_gate == KDA_NONE) return n;
     p[n] = (Projection){low ? s->ga : s->gate, low ? w->ga : w->gb, low ? ABSENT : w->bias};
     return n + 1;
 }
 
-/* The inner function of forward (without a state) and extend (with one). */
-static void kda_run(Run *r, const KdaCfg *c, const W *w, Tensor x, S *s, Tensor state, Tensor y) {
-    RunMark mark = run_mark(r);
+/* s->o by the recurrence of x, which has rows of steps. */
+static void kda_recur(Run *r, const KdaCfg *c, const W *w, const S *s, Recur x, Tensor state) {
+    if (c->levels) {
+        const Levels levels = kda_levels_of(c);
+        levels_forward(r, &levels, x, s->delta, w->L, state, 0, s->o);
+        return;
+    }
     Stepped steps;
-    bool all = r->in.n == r->out.n; /* otherwise the gate has fewer rows */
-    Projection p[7];
-    const int n = kda_projections(c, w, s, p), rows = kda_inputs(c);
-    r->ops->linear_many(r, all ? n : rows, p, x);
-    if (c->gate_proj == KDA_LOW_RANK) r->ops->linear(r, s->z, s->fa, w->fb, ABSENT);
-    T t = kda_derive(r, c, w, s, state);
     Run *as = steps_run(r, kda_steps(c), &steps);
     const int HS = kda_states(c), V = c->v_dim;
     Tensor read = as == r ? s->o : SCRATCH_OF(r, "o of steps", s->o.dtype, as->batch->N, HS, V);
-    r->ops->recur(as, read, s->states, kda_stepped(r, c, t.x), kda_scale_of(c), state, 0);
+    r->ops->recur(as, read, s->states, x, kda_scale_of(c), state, 0);
     if (as != r) steps_reads(r, kda_steps(c), read, s->o, HS / c->kv_heads * V, true);
+}
+/* The inner function of forward (without a state) and extend (with one). */
+static void kda_run(Run *r, const KdaCfg *c, const W *w, Tensor x, S *s, Tensor state, Tensor y) {
+    RunMark mark = run_mark(r);
+    bool all = r->in.n == r->out.n; /* otherwise the gate has fewer rows */
+    Projection p[LINEAR_MANY];
+    const int n = kda_projections(c, w, s, p), rows = kda_inputs(c);
+    r->ops->linear_many(r, all ? n : rows, p, x);
+    if (c->gate_proj == KDA_LOW_RANK) r->ops->linear(r, s->z, s->fa, w->fb, ABSENT);
+    kda_recur(r, c, w, s, kda_stepped(r, c, kda_derive(r, c, w, s, state).x), state);
     Tensor o = wanted_rows(r, s->o), out = SCRATCH_OF(r, "normed", o.dtype, r->out.n, c->v_heads * c->v_dim);
     if (!all && n > rows) r->ops->linear(r, p[rows].y, wanted_rows(r, x), p[rows].w, p[rows].bias);
     if (c->out_gate == KDA_LOW_RANK) r->ops->linear(r, s->gate, s->ga, w->gb, w->bias);
@@ -378,6 +398,20 @@ static void kda_out_backward(Run *r, const KdaCfg *c, const W *w, W *dw, const S
     if (low) r->ops->linear_backward(r, overwrite(dfirst), dw->gb, dw->bias, dgate, s->ga, w->gb);
     arena_release(r->scratch, mark);
 }
+/* Overwrite d, the gradients of x, and with levels that of their projection, from the gradient of o. */
+static void kda_recur_backward(Run *r, const KdaCfg *c, const W *w, W *dw, const S *s, const Recur *d, Recur x,
+                               Tensor dout, Tensor ddelta) {
+    if (c->levels) {
+        const Levels levels = kda_levels_of(c);
+        levels_backward(r, &levels, d, ddelta, dw->L, dout, x, s->delta, w->L);
+        return;
+    }
+    Stepped steps;
+    Run *as = steps_run(r, kda_steps(c), &steps);
+    const RecurInto into = recur_overwrite(*d);
+    r->ops->recur_backward(as, &into, steps_read_by(r, kda_steps(c), dout, kda_states(c), c->v_dim), x, kda_scale_of(c),
+                           s->states, NULL);
+}
 static void kda_backward(Run *r, const void *cfg, const void *w_, void *dw_, Tensor x, const Kv *kv, const KvInto *dkv,
                          const void *s_, Tensor dy, Into dx) {
     (void)kv, (void)dkv;
@@ -386,7 +420,6 @@ static void kda_backward(Run *r, const void *cfg, const void *w_, void *dw_, Ten
     W *dw = dw_;
     const S *s = s_;
     RunMark mark = run_mark(r);
-    Stepped steps;
     const bool low = c->out_gate == KDA_LOW_RANK;
     const S d_of = {.q = scratch_like(r, "d projected q", s->q),
                     .k = scratch_like(r, "d projected k", s->k),
@@ -395,9 +428,10 @@ static void kda_backward(Run *r, const void *cfg, const void *w_, void *dw_, Ten
                     .z = c->gate_proj == KDA_FULL ? scratch_like(r, "d z", s->z) : ABSENT,
                     .b = scratch_like(r, "d b", s->b),
                     .w = scratch_like(r, "d w", s->w),
+                    .delta = scratch_like(r, "d levels", s->delta),
                     .ga = scratch_like(r, "d g_a", s->ga),
                     .gate = low ? ABSENT : scratch_like(r, "d gate", s->gate)};
-    Projection p[7], g[7];
+    Projection p[LINEAR_MANY], g[LINEAR_MANY];
     const int n = kda_projections(c, w, s, p), rows = kda_inputs(c);
     kda_projections(c, dw, &d_of, g);
     for (int i = 0; i < n; i++) p[i] = (Projection){.w = p[i].w};
@@ -405,16 +439,13 @@ static void kda_backward(Run *r, const void *cfg, const void *w_, void *dw_, Ten
     kda_out_backward(r, c, w, dw, s, dy, dout, n > rows ? g[rows].y : ABSENT);
     T t = kda_derive(r, c, w, s, ABSENT);
     const Recur x_of = kda_stepped(r, c, t.x);
-    Run *as = steps_run(r, kda_steps(c), &steps);
     Recur d = {.q = scratch_like(r, "d q", x_of.q),
                .k = scratch_like(r, "d k", x_of.k),
                .v = scratch_like(r, "d v", x_of.v),
                .g = scratch_like(r, "d g", x_of.g),
                .beta = scratch_like(r, "d beta", x_of.beta),
                .e = scratch_like(r, "d e", x_of.e)};
-    const RecurInto into = recur_overwrite(d);
-    r->ops->recur_backward(as, &into, steps_read_by(r, kda_steps(c), dout, kda_states(c), c->v_dim), x_of,
-                           kda_scale_of(c), s->states, NULL);
+    kda_recur_backward(r, c, w, dw, s, &d, x_of, dout, d_of.delta);
     kda_stepped_backward(r, c, &d, t.x);
     kda_gates_backward(r, c, w, dw, s, &t, &d, g[3].y, g[4].y, d_of.w,
                        kda_by_channel(c) ? scratch_like(r, "d conv v", t.v) : ABSENT);
@@ -425,13 +456,13 @@ static void kda_backward(Run *r, const void *cfg, const void *w_, void *dw_, Ten
     run_release(r, mark);
 }
 
-/* Per head the state is read, corrected, decayed and read again: 6 K V. Inside a chunk a row also meets those before
- * it. */
+/* Per head the state is read, corrected, decayed and read again: 6 K V, of every level. Inside a chunk a row also
+ * meets those before it. */
 static double kda_flops(const void *cfg, double context) {
     const KdaCfg *c = cfg;
-    const int rows = steps_each(kda_steps(c));
-    const double seen = rows * fmin(context, RECUR_CHUNK / rows);
-    return rows * kda_states(c) * (6.0 * c->head_dim * c->v_dim + 2 * seen * (c->head_dim + c->v_dim));
+    const Levels levels = {imax(1, c->levels), kda_steps(c), kda_scale_of(c)};
+    return levels_flops(&levels, 6.0 * kda_states(c) * c->head_dim * c->v_dim,
+                        2.0 * kda_states(c) * (c->head_dim + c->v_dim), context);
 }
 
 const Mixer kda_mixer = {

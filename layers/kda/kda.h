@@ -14,16 +14,20 @@
  *   y = Wo [w rms(o) sigmoid(gate)],  gate = Wgb (Wga x) + bias, or Wg x; out_act: silu for sigmoid; out_gate: none
  * kv_heads G < H: query head h reads what key head h / (H/G) wrote, and there are HV G/H states, of which z, beta, k, v
  * have as many (layers/linear/steps.h).
+ * levels n > 0: log-linear attention (layers/linear/levels.h): a state for every level of distance, weighed per value
+ * head of a token by softplus(L (Wl x)), (HV,n); without levels every weight is 1 and there is one state.
  * A document begins with S = 0 and an empty convolution. Each sequence keeps HV K V + (W-1)(2 H K + HV V) elements for
- * any length of context. Positions are not used: attention layers in the same model may go without RoPE.
- * Source: arXiv:2510.26692, arXiv:2605.22791 (Gated DeltaNet-2); tensor names of Kimi-Linear-48B-A3B and fla. */
+ * any length of context, and n - 1 times HV K V with n > 2 levels. Positions are not used but by levels: attention
+ * layers in the same model may go without RoPE.
+ * Source: arXiv:2510.26692, arXiv:2605.22791 (Gated DeltaNet-2), arXiv:2506.04761 (levels); tensor names of
+ * Kimi-Linear-48B-A3B and fla. */
 #pragma once
 #include "layers/mixer.h"
 
 typedef struct {
     LayerCfg base;
     int heads, kv_heads, v_heads, head_dim, v_dim, conv, gate, gate_proj, gate_rank, out_gate, out_rank, out_act,
-        beta_max, rates, erase;
+        beta_max, rates, erase, levels;
     double bound;
     bool out_bias, conv_bias;
 } KdaCfg;

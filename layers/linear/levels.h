@@ -1,5 +1,5 @@
 /* levels.h: log-linear attention: a recurrence with several states per value head, one for each level of distance, of
- * which every token weighs the results. line.c and mamba2.c call these in every pass of a layer with `levels`.
+ * which every token weighs the results. line.c, kda.c and mamba2.c call these in every pass of a layer with `levels`.
  *
  *   level(t,s) = min(length of (t xor s) in binary, n - 1)    of the read at t of the write at s, in a document
  *   o_t = sum over levels l of lambda_tl (F_l - F_(l-1))_t    F_l: what is read of the levels 0..l; F_(-1) = 0

@@ -131,6 +131,7 @@ static bool bailing_kda(const KdaCfg *k, BailingShape *x, const char **why) {
     if (!k->conv || k->conv_bias) return hf_no(why, "no convolution, or conv_bias");
     if (k->beta_max != 1) return hf_no(why, "beta_max");
     if (k->erase != KDA_BY_HEAD) return hf_no(why, "erase: channel");
+    if (k->levels) return hf_no(why, "kda with levels");
     if (x->k.heads && (x->k.heads != k->heads || x->k.head_dim != k->head_dim || x->k.conv != k->conv ||
                        x->k.gate != k->gate || x->k.bound != k->bound))
         return hf_no(why, "layers of several kinds");

@@ -118,6 +118,7 @@ static bool fla_kda_holds(const ModelCfg *c, const void *cfg, FlaShape *x, const
     k->gate_rank = k->out_rank = 0;
     if (!k->out_bias) return hf_no(why, "no out_bias");
     if (k->erase != KDA_BY_HEAD) return hf_no(why, "erase: channel");
+    if (k->levels) return hf_no(why, "levels");
     return !k->conv_bias || hf_no(why, "conv_bias");
 }
 static void fla_kda_write(json_t *j, const FlaShape *x) {

@@ -502,6 +502,9 @@ class Kda(nn.Module):
         self.b_proj = nn.Linear(d, self.G * self.K if self.channels else self.S, False)
         if self.channels:
             self.w_proj = nn.Linear(d, self.S * V, False)
+        self.levels, heads = c.get("levels", 0), self.S * self.R
+        if self.levels:
+            self.l_proj, self.L = nn.Linear(d, heads * self.levels, False), nn.Parameter(torch.ones(heads, self.levels))
         if c["out_gate"] == "full":
             self.g_proj = nn.Linear(d, out, c["out_bias"])
         elif c["out_gate"] == "low_rank":
@@ -527,7 +530,11 @@ class Kda(nn.Module):
             v = v * self.w_proj(x).sigmoid()
         else:
             b = b.transpose(1, 2).unsqueeze(-1)
-        o = recur(q * self.K**-0.5, k, heads_of(v, self.S).unsqueeze(3), g, b, e)
+        weigh = None
+        if self.levels:  # as in Line
+            weigh = F.softplus(self.L * self.l_proj(x).unflatten(-1, self.L.shape))
+            weigh = weigh.unflatten(2, (self.G, self.R, per)).permute(0, 2, 4, 1, 3, 5).flatten(1, 2)
+        o = recur(q * self.K**-0.5, k, heads_of(v, self.S).unsqueeze(3), g, b, e, weigh)
         o = o.unflatten(1, (self.G, per)).permute(0, 3, 1, 4, 2, 5).flatten(2, 4)  # as in Line
         o = self.o_norm(o).flatten(2)
         if c["out_gate"] != "none":

@@ -571,6 +571,7 @@ static const struct {
     {KIMI(MOE(BALANCED), ",\"v_heads\":8", NOPE_KEY), "v_heads"},
     {KIMI(MOE(BALANCED), ",\"kv_heads\":2", NOPE_KEY), "fewer kv_heads than heads"},
     {KIMI(MOE(BALANCED), ",\"erase\":\"channel\"", NOPE_KEY), "erase channel"},
+    {KIMI(MOE(BALANCED), ",\"levels\":3", NOPE_KEY), "kda with levels"},
     {KIMI(MOE(BALANCED), ",\"out_act\":\"silu\"", NOPE_KEY), "out_act silu"},
     {KIMI(MOE(BALANCED), "", ",\"out_gate\":true,\"rope\":{\"interleaved\":true}"), "gate standard"},
     {MODEL(MOE(BALANCED), 2, KDA_OF "}," MLA_OF NOPE_KEY "}", "\"k\",\"l\""), "gate lower_bound"},

@@ -29,6 +29,8 @@ rules = {
     "gla": (3, 2, 2, K, False, False),
     "linear_attn": (2, 2, 2, 0, False, False),
     "one": (1, 1, 2, 1, True, False),
+    "kda": (7, 1, 2, K, True, False),
+    "gdn2": (5, 2, 2, K, False, True),
 }
 
 

@@ -441,7 +441,8 @@ def leveled(seed, mixer, n, H, HV, W):
     between them, is times softplus(L_l delta_tl), l their level. Value head o has the query head o // (HV/H)."""
     K, V, R = 4, 5, 3
     c = Case(seed)
-    delta_rule, ssd = mixer in ("gdn", "deltanet"), mixer == "mamba2"
+    gated = mixer in ("kda", "gdn2")  # gdn2: kda with gates per channel to erase and to write
+    delta_rule, ssd = mixer in ("gdn", "deltanet") or gated, mixer == "mamba2"
     keys = H * K
     if ssd:  # [z x B C dt levels]
         d = HV * V
@@ -456,7 +457,11 @@ def leveled(seed, mixer, n, H, HV, W):
             a, A, dt = c("a_proj.weight", HV, D), c("A_log", HV, std=0.7), c("dt_bias", HV, std=0.5)
         if mixer == "gla":
             g0, g1, gb = c("gk_proj.0.weight", R, D), c("gk_proj.1.weight", keys, R), c("gk_proj.1.bias", keys)
-        b = c("b_proj.weight", HV, D) if delta_rule else None
+        if gated:
+            f0, f1, A = c("f_a_proj.weight", R, D), c("f_b_proj.weight", HV * K, R), c("A_log", HV, std=0.3)
+            dt = c("dt_bias", HV * K, std=1.0, mean=-4)
+        b = c("b_proj.weight", keys if mixer == "gdn2" else HV, D) if delta_rule else None
+        w = c("w_proj.weight", HV * V, D) if mixer == "gdn2" else None
         norm = c("o_norm.weight" if delta_rule else "g_norm.weight", V, std=0.3, mean=1)
         l_proj, L = c("l_proj.weight", HV * n, D, std=0.7), c("L", HV, n, mean=1)
         out_proj = c("o_proj.weight", D, HV * V)
@@ -477,6 +482,9 @@ def leveled(seed, mixer, n, H, HV, W):
             delta, scale = x @ l_proj.T, K**-0.5
             if delta_rule:
                 Q, K_, beta = unit(Q), unit(K_), sigmoid(x @ b.T)
+            if gated:
+                z, rate = heads(x @ f0.T @ f1.T + dt, HV), np.exp(A)[:, None]
+                alpha = np.exp(-5 * sigmoid(rate * z) if mixer == "kda" else -rate * softplus(z))
             if mixer == "gdn":
                 alpha = alpha * np.exp(-np.exp(A) * softplus(x @ a.T + dt))[..., None]
             if mixer == "gla":
@@ -484,6 +492,9 @@ def leveled(seed, mixer, n, H, HV, W):
             if mixer == "retention":
                 Q, K_ = rotate(Q, 100.0, False), rotate(K_, 100.0, False)
                 alpha = alpha * (1 - 2.0 ** (-5 - np.arange(HV)))[None, :, None]
+        erase = K_
+        if mixer == "gdn2":
+            erase, V_, beta = 2 * heads(beta, H) * K_, heads(sigmoid(x @ w.T), HV) * V_, np.ones((T, HV))
         weigh = softplus(L * heads(delta, HV))
         y = np.zeros((T, HV, V))
         for o in range(HV):
@@ -493,7 +504,7 @@ def leveled(seed, mixer, n, H, HV, W):
                 for s in range(t, -1, -1):
                     y[t, o] += weigh[t, o, level[t, s]] * (row @ K_[s, h]) * beta[s, o] * V_[s, o]
                     if delta_rule:
-                        row = row - (row @ K_[s, h]) * beta[s, o] * K_[s, h]
+                        row = row - (row @ K_[s, h]) * beta[s, o] * erase[s, h]
                     row = row * alpha[s, o]
         if ssd:
             y = (y + skip[:, None] * inner).reshape(T, d) * silu(z)
@@ -509,7 +520,12 @@ def leveled(seed, mixer, n, H, HV, W):
         more.update(gate_rank=R, gate_divisor=4.0)
     if mixer == "retention":
         more.update(rope=dict(type="default", theta=100.0))
-    return c, dict(mixer=mixer, heads=H, head_dim=K, v_dim=V, **more), layer
+    if gated:
+        del more["gate"]
+        more.update(v_heads=HV, gate_rank=R, out_gate="none")
+    if mixer == "gdn2":
+        more.update(gate="standard", erase="channel", beta_max=2)
+    return c, dict(mixer="kda" if gated else mixer, heads=H, head_dim=K, v_dim=V, **more), layer
 
 
 cases = {
@@ -543,6 +559,8 @@ cases = {
     "gla-levels": lambda: leveled(29, "gla", 5, 2, 2, 0),
     "retention-levels": lambda: leveled(30, "retention", 2, 3, 3, 2),
     "mamba2-levels": lambda: leveled(31, "mamba2", 6, 2, 4, 3),
+    "kda-levels": lambda: leveled(32, "kda", 8, 2, 4, 3),
+    "gdn2-levels": lambda: leveled(33, "gdn2", 5, 2, 4, 0),
     "gated_retention-bias": lambda: optional(19, "gated_retention", "silu", 0, True),
 }
 out.mkdir(parents=True, exist_ok=True)

@@ -90,17 +90,22 @@ Test(kda, settings) {
     refused(MODEL("\"heads\":2,\"beta_max\":3", ""), "beta_max");
     refused(MODEL("\"heads\":2,\"conv\":-1", ""), "conv");
     refused(MODEL("\"heads\":2,\"erase\":\"token\"", ""), "erase");
+    refused(MODEL("\"heads\":2,\"levels\":25", ""), "levels: expected");
     refused(MODEL("\"heads\":2", ",\"kv_from\":{\"1\":0}"), "kv_from");
 }
 
 typedef struct {
-    int A, dt, conv;
+    int A, dt, conv, L;
     bool standard;
 } Seen;
 static void see(Fields *f, Tensor *t, const char *path, unsigned flags) {
     Seen *s = f->ctx;
     size_t n = tensor_count(*t);
     double least = INFINITY, most = -INFINITY, sum = 0;
+    const bool L = strlen(path) > 2 && !strcmp(path + strlen(path) - 2, ".L");
+    for (size_t i = 0; L && i < n; i++) cr_assert_eq(R(*t)[i], 1, "%s", path);
+    cr_assert(!L || flags & FIELD_NODECAY, "%s is decayed", path);
+    s->L += L;
     bool A = strstr(path, "A_log"), dt = strstr(path, "dt_bias"), conv = strstr(path, "conv1d");
     if (!A && !dt && !conv) return;
     for (size_t i = 0; i < n; i++) {
@@ -128,13 +133,36 @@ Test(kda, initial_values) {
         Workspace work;
         Device *dev;
         Animal a = {"initial", standard ? MODEL("\"heads\":32,\"head_dim\":4,\"gate\":\"standard\"", "")
-                                        : MODEL("\"heads\":32,\"head_dim\":4", "")};
+                                        : MODEL("\"heads\":32,\"head_dim\":4,\"levels\":3", "")};
         Seen s = {.standard = standard};
         zoo_open(&a, &cfg, &m, &work, &dev, (ModelOpts){.max_rows = 4, .max_samples = 1});
         Fields f = {.see = see, .ctx = &s};
         Weights w = m.w;
         model_fields(&m, &w, &f);
-        cr_assert(s.A == 2 && s.dt == 2 && s.conv == 6, "%d %d %d", s.A, s.dt, s.conv);
+        cr_assert(s.A == 2 && s.dt == 2 && s.conv == 6 && s.L == 2 * !standard, "%d %d %d %d", s.A, s.dt, s.conv, s.L);
         zoo_close(&cfg, &m, &work, dev);
+    }
+}
+
+/* FLOPs of a token, counted by hand: 4 states of 3 x 5 cost 6 x 60 each row and level, a pair of rows 2 x 4 x 8. */
+Test(kda, flops_of_levels) {
+    static const struct {
+        const char *settings;
+        double flops; /* at a context of 100 tokens */
+    } k[] = {{MODEL("\"heads\":2,\"v_heads\":4,\"head_dim\":3,\"v_dim\":5", ""), 360 + 64 * 64},
+             {MODEL("\"heads\":2,\"v_heads\":4,\"head_dim\":3,\"v_dim\":5,\"levels\":1", ""), 360 + 64 * 64},
+             {MODEL("\"heads\":2,\"v_heads\":4,\"head_dim\":3,\"v_dim\":5,\"levels\":3", ""),
+              3 * 360 + (1 + 2 + 64) * 64},
+             {MODEL("\"heads\":4,\"kv_heads\":2,\"v_heads\":8,\"head_dim\":3,\"v_dim\":5,\"levels\":3", ""),
+              2 * (3 * 360 + 2 * (1 + 2 + 32) * 64)}};
+    for (int i = 0; i < 4; i++) {
+        ModelCfg cfg;
+        Model m;
+        Device *dev;
+        Animal a = {"flops", k[i].settings};
+        zoo_open(&a, &cfg, &m, NULL, &dev, (ModelOpts){0});
+        cr_expect_eq(m.layer[0].kind->mixer->flops(m.layer[0].cfg, 100), k[i].flops, "%s: %g FLOPs", a.json,
+                     m.layer[0].kind->mixer->flops(m.layer[0].cfg, 100));
+        zoo_close(&cfg, &m, NULL, dev);
     }
 }

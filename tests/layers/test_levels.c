@@ -71,7 +71,9 @@ static double level_agrees(LevelCase *t, const char *name, Tensor got) {
               name, e, bound, at, (double)R(got)[at], (double)R(want)[at]);
     return e;
 }
-static const char *const rules[] = {"fla", "gated_delta_rule", "comba", "delta_rule", "gla", "linear_attn", "one"};
+static const char *const rules[] = {"fla", "gated_delta_rule", "comba", "delta_rule",
+                                    "gla", "linear_attn",      "one",   "kda",
+                                    "gdn2"};
 enum { RULES = sizeof rules / sizeof *rules };
 
 Test(levels, quadratic_form_and_its_gradients, .timeout = 120) {

@@ -106,6 +106,8 @@ static const Golden goldens[] = {
     {"gla-levels", 1e-12},
     {"retention-levels", 1e-12},
     {"mamba2-levels", 1e-12},
+    {"kda-levels", 1e-12},
+    {"gdn2-levels", 1e-12},
 };
 enum { GOLDENS = sizeof goldens / sizeof *goldens };
 ParameterizedTestParameters(linear, golden_layers) {
@@ -296,12 +298,11 @@ static void weigh_alike(const char *mixer, const char *settings, int levels) {
     open_kind(&a, mixer, settings), open_kind(&b, mixer, more);
     real *x = xcalloc(n, sizeof *x);
     for (size_t i = 0; i < n; i++) x[i] = i % 12 ? (real)rng_normal(9, i) : 1;
-    const LineCfg *c = b.m.layer[0].cfg;
     Fields from = {.see = copy_field, .ctx = &b};
     mixer_of(&a)->weights(a.m.layer[0].cfg, a.m.w.layer[0].mix, &from);
     Tensor wl = named(&b, "l_proj.weight");
     fill(wl, 0);
-    for (int i = 0; i < c->v_heads * levels; i++) R(wl)[i * 12] = (real)log(expm1(1));
+    for (int i = 0; i < wl.n[0]; i++) R(wl)[i * 12] = (real)log(expm1(1));
     real *ya = alone_run(&a, x), *yb = alone_run(&b, x);
     CHECK_RELATIVE(more, yb, ya, n, REAL == F64 ? 1e-12 : 2e-5);
     R(wl)[imin(levels - 1, 7) * 12] = (real)log(expm1(0.8)); /* the last level that 67 tokens have */
@@ -321,6 +322,10 @@ Test(linear, levels_weighed_alike_are_one_state) {
         weigh_alike("deltanet", "\"heads\":2", levels[i]);
         weigh_alike("retention", "\"heads\":2", levels[i]);
         weigh_alike("gated_retention", "\"heads\":3,\"gate_divisor\":1", levels[i]);
+        weigh_alike("kda", "\"heads\":2,\"v_heads\":4,\"head_dim\":3,\"v_dim\":5,\"conv\":3", levels[i]);
+        weigh_alike("kda", "\"heads\":4,\"kv_heads\":2,\"gate\":\"standard\",\"out_gate\":\"none\"", levels[i]);
+        weigh_alike("kda", "\"heads\":3,\"gate\":\"standard\",\"erase\":\"channel\",\"beta_max\":2", levels[i]);
+        weigh_alike("kda", "\"heads\":4,\"kv_heads\":2,\"v_heads\":8,\"v_dim\":5,\"erase\":\"channel\"", levels[i]);
     }
 }
 /* Values of state: (1, or levels - 1) H K V, and the inputs of the convolutions. */
@@ -339,6 +344,13 @@ Test(linear, states_of_levels) {
                  levels[i]);
         open_kind(&a, "mamba2", settings);
         cr_expect_eq(a.m.layer[0].rows.state, states[i] * 60, "%d levels: %d values", levels[i],
+                     a.m.layer[0].rows.state);
+        alone_close(&a);
+        snprintf(settings, sizeof settings,
+                 "\"heads\":4,\"kv_heads\":2,\"v_heads\":8,\"head_dim\":3,\"v_dim\":5,\"conv\":3,\"levels\":%d",
+                 levels[i]);
+        open_kind(&a, "kda", settings);
+        cr_expect_eq(a.m.layer[0].rows.state, states[i] * 60 + 76, "%d levels: %d values", levels[i],
                      a.m.layer[0].rows.state);
         alone_close(&a);
     }
@@ -506,6 +518,10 @@ static const struct {
     {"retention", "\"heads\":2,\"kv_heads\":1", "kv_heads"},
     {"gdn", "\"heads\":2,\"levels\":25", "levels: expected"},
     {"gdn", "\"heads\":2,\"levels\":-1", "levels: expected"},
+    {"kda", "\"heads\":2,\"levels\":25", "levels: expected"},
+    {"kda", "\"heads\":2,\"levels\":-1", "levels: expected"},
+    {"kda", "\"heads\":256,\"head_dim\":1024,\"levels\":8",
+     "levels: 7 states of 268435456 values are more than 1073741824 in all"},
     {"linear", "\"heads\":2,\"levels\":3", "levels"},
     {"gdn", "\"heads\":256,\"head_dim\":1024,\"v_dim\":1024,\"levels\":8",
      "levels: 7 states of 268435456 values are more than 1073741824 in all"},

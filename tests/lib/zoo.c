@@ -342,6 +342,11 @@ const Animal zoo[] = {
      "\"c\":{\"mixer\":\"mla\",\"heads\":2,\"kv_rank\":10,\"nope_dim\":2,\"rope_dim\":2,\"window\":4,\"sinks\":1},"
      "\"p\":{\"mixer\":\"mla\",\"heads\":0,\"kv_rank\":10,\"rope_dim\":2,\"delay\":3," EVICT
      "}},\"pattern\":[\"a\",\"b\",\"c\",\"p\",\"b\",\"c\"],\"kv_from\":{\"1\":0,\"2\":0,\"4\":3,\"5\":3}}"},
+    {"kda, levels", KIND("kda", "\"heads\":2,\"v_heads\":4,\"head_dim\":5,\"v_dim\":3,\"conv\":2,\"levels\":3")},
+    {"kda, levels, erase by channel, fewer key heads",
+     KIND("kda", "\"heads\":4,\"kv_heads\":2,\"v_heads\":8,\"head_dim\":3,\"v_dim\":2,\"conv\":0,\"gate\":\"standard\","
+                 "\"gate_proj\":\"full\",\"out_gate\":\"full\",\"out_act\":\"silu\",\"out_bias\":true,\"beta_max\":2,"
+                 "\"erase\":\"channel\",\"levels\":4")},
 };
 int zoo_count(void) { return (int)(sizeof zoo / sizeof *zoo); }
 bool zoo_decides(const Animal *a) { return strstr(a->json, "\"dmc\"") || strstr(a->json, "\"evict\":true"); }

@@ -1,6 +1,7 @@
 /* test_hf_experts.c: the model types with experts: what of their config.json is refused, defaults, which type a model
  * is written as, and tensors that are passed by. Logits and files: test_hf_family.c. */
 #include "layers/ffn/ffn.h"
+#include "layers/kda/kda.h"
 #include "model/files/hf_file.h"
 #include "model/files/safetensors.h"
 #include "tests/lib/dirs.h"
@@ -328,6 +329,24 @@ Test(hf_experts, layers) {
         model_cfg_free(&c);
         json_decref(j);
         free(dir), free(from);
+    }
+}
+
+/* A public type has one state per head of Kimi Delta Attention. */
+Test(hf_experts, kda_with_levels_has_no_public_type) {
+    static const char *const name[] = {"kimi_linear", "bailing_hybrid", "kda"};
+    for (int i = 0; i < 3; i++) {
+        char *dir = xformat("tests/golden/families/%s", name[i]);
+        ModelCfg c;
+        Err e = {0};
+        int changed = 0;
+        cr_assert(hf_config_read(dir, &c, &e), "%s", e.msg);
+        cr_expect_str_eq(hf_type_of(&c)->type, name[i]);
+        for (int k = 0; k < c.nkinds; k++)
+            if (!strcmp(c.kind[k].mixer->name, "kda")) ((KdaCfg *)c.kind[k].cfg)->levels = 3, changed++;
+        cr_expect(changed && !hf_type_of(&c), "%s: %d kinds have levels", name[i], changed);
+        model_cfg_free(&c);
+        free(dir);
     }
 }
 

@@ -172,6 +172,8 @@ Test(hf_fla, type_of_a_model) {
         {{"kinds/k/out_bias", "false"}, "kvsmith"},
         {{"kinds/k/kv_heads", "1"}, "kvsmith"},
         {{"kinds/k/erase", "\"channel\""}, "kvsmith"},
+        {{"kinds/k/levels", "3"}, "kvsmith"},
+        {{"kinds/k/levels", "0"}, "kda"},
         {{"kinds/k/conv_bias", "true"}, "kvsmith"},
         {{"kinds/k/out_gate", "\"full\""}, "kvsmith"},
         {{"kinds/k/out_act", "\"silu\""}, "kvsmith"},

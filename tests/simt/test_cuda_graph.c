@@ -128,8 +128,11 @@ Test(cuda_graph, products_in_bf16, .timeout = 300) {
 /* The rows at which a level's blocks begin are other ones in every step. */
 Test(cuda_graph, levels, .timeout = 300) {
     static const char *const over[] = {"model.kinds.line.levels=3", "data.seq_len=16", "train.batch=2",
-                                       "train.micro_batch=1"};
+                                       "train.micro_batch=1"},
+                             *const kda[] = {"model.kinds.kda.levels=3", "data.seq_len=16", "train.batch=2",
+                                             "train.micro_batch=1"};
     same("gdn", 4, over);
+    same("kda", 4, kda);
 }
 /* By chunks, of rows where they lie. */
 Test(cuda_graph, recurrences_in_bf16, .timeout = 300) {
