@@ -86,7 +86,7 @@ run generate $src --context 256 --max-new 4 --cache-dtype zipcache:share=0.5 --s
 verdict salient
 # Two layers that share directions: fewer bits and fewer rows apart are fewer bytes, and a pair of layers has fewer than
 # bf16. What is read of the lower layer for the upper one counts, too.
-size_of() { run info configs/tiny-gqa.yaml model.max_positions=8192 --context 4096 --json "$@" && field bytes_at_context "$tmp/out"; }
+size_of() { run info configs/tiny-gqa.yaml --context 4096 --json "$@" && field bytes_at_context "$tmp/out"; }
 last=0
 for how in bits=4,apart=0 bits=4 bits=8 bits=8,apart=0.5 bits=16,apart=0; do
     some=$(size_of --cache-dtype "minicache:from=0,$how") || wrong "$how: $(cat "$tmp/err")"
@@ -101,7 +101,7 @@ read=$(run bench decode configs/tiny-gqa.yaml model.max_positions=8192 --seconds
 refused '--cache-dtype minicache: expected from=0..1, t=0..1, apart=0..1, bits=32|16|8|4, group=32|64, got ' generate $src --cache-dtype minicache:bits=3
 refused '--cache-dtype minicache: from layer 2 of 2 on no two layers keep all rows in one shape' bench decode configs/tiny-gqa.yaml --seconds 0.01 --prompt 40 --cache-dtype minicache:from=1
 refused '--policy h2o: it evicts rows of each layer, and --cache-dtype minicache merges rows that two layers have' bench decode configs/tiny-gqa.yaml --seconds 0.01 --prompt 40 --cache-dtype minicache:from=0 --policy h2o:budget=0.5
-refused '--cache-memory: --cache-dtype minicache stores rows in blocks, which stay in memory' generate $src --prompt "$words" --max-new 2 --cache-dtype minicache:from=0 --cache-memory 100MB
+refused '--cache-memory: --cache-dtype minicache stores rows in blocks, which stay in memory' generate $src --prompt "$words" --max-new 2 --cache-dtype minicache:from=0 --cache-memory 100MB --cache-disk "$tmp"
 run generate $src --prompt "$words $words" --context 256 --max-new 4 --ignore-eos --json --temperature 0 --cache-dtype minicache:from=0 --save-session "$tmp/pair" || wrong "save: $(cat "$tmp/err")"
 run generate $src --context 256 --max-new 4 --ignore-eos --json --temperature 0 --cache-dtype minicache:from=0 --session "$tmp/pair" || wrong "session: $(cat "$tmp/err")"
 run generate $src --context 256 --max-new 4 --cache-dtype minicache:from=0,bits=8 --session "$tmp/pair"
