@@ -1,5 +1,5 @@
-/* bits.c: a part in RowCodec.bits bits an element, for codecs that let the user choose: as `real`s (32), in bf16 (16), as
- * int8 (8) or in packed codes (4, 3 and 2). In whole words. */
+/* bits.c: a part in RowCodec.bits bits an element, for codecs that let the user choose: as `real`s (32), in bf16 (16),
+ * as int8 (8) or in packed codes (4, 3 and 2). In whole words. */
 #include "codec.h"
 
 size_t codec_bits_bytes(const RowCodec *c, int width) {

@@ -1,4 +1,4 @@
-/* minicache.c: blocks of 64 rows of two neighbouring layers that are merged: ops/merged.h has the bytes. Of row j, whose
+/* minicache.c: blocks of 64 rows of two neighbouring layers that are merged: ops/merged.h has the bytes. Of a row whose
  * keys (or values) in the lower and the upper layer are x0 and x1:
  *   u0 = x0 / |x0|,  u1 = x1 / |x1|,  a = the angle between them
  *   e = sin((1 - t) a) / sin a * u0 + sin(t a) / sin a * u1       t: RowCodec.toward

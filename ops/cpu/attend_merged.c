@@ -1,5 +1,6 @@
-/* attend_merged.c: attention over blocks of two layers that share directions (ops/merged.h); attend_blocks.c includes
- * it. Directions are decoded as pieces, and become rows by the layer's own norms; rows apart are put in their places. */
+/* attend_merged.c: attention over blocks of two layers that share directions (ops/merged.h); attend_blocks.c
+ * includes it. Directions are decoded as pieces, and become rows by the layer's own norms; rows apart are put in their
+ * places. */
 #include "ops/merged.h"
 
 /* Keys of a block (Dk,KB). row: room for one. */

@@ -1,5 +1,5 @@
 /* test_minicache.c: rows of two layers that are merged (minicache): bytes that golden/make_minicache.py found by the
- * rules alone, what is lossless, numbers that are not finite, damaged blocks; models under every cut, their bytes, forks
+ * rule alone, what is lossless, numbers that are not finite, damaged blocks; models under every cut, their bytes, forks
  * and sequences that go back; settings, and what refuses the codec. */
 #include <math.h>
 #include "infer/session.h"
