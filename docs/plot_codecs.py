@@ -18,13 +18,14 @@ import tempfile
 
 import numpy as np
 
-WINDOWS, LENGTH, FROM = 24, 512, 64
+WINDOWS, LENGTH, FROM, LAYERS = 24, 512, 64, 4
 CODECS = ("f32", "bf16", "int8", "int8:rotate=yes", "fp8", "fp8:rotate=yes", "int4", "int4:rotate=yes", "int4:group=64",
           "int4:group=64,rotate=yes", "int3", "int3:rotate=yes", "int2", "int2:rotate=yes", "kivi4", "kivi4:group=64", "kivi4:rotate=yes", "kivi3",
           "kivi3:group=64", "kivi3:rotate=yes", "kivi2", "kivi2:group=64", "kivi2:rotate=yes", "kvquant4", "kvquant4:turned=no", "kvquant4:apart=no", "kvquant4:apart=no,turned=no", "kvquant3", "kvquant3:turned=no",
           "kvquant3:apart=no", "kvquant3:apart=no,turned=no", "kvquant2", "kvquant2:turned=no", "kvquant2:apart=no", "kvquant2:apart=no,turned=no",
           "zipcache", "zipcache:share=1", "zipcache:share=0.5", "zipcache:share=0.5,probes=64", "zipcache:share=0.25", "zipcache:share=0",
-          *(f"palu:rank={r},bits={b}" for r in (1, 0.75, 0.5, 0.25) for b in (16, 8, 4)), "palu:rank=0.5,value_rank=1", "palu:rank=1,value_rank=0.5")
+          *(f"palu:rank={r},bits={b}" for r in (1, 0.75, 0.5, 0.25) for b in (16, 8, 4)), "palu:rank=0.5,value_rank=1", "palu:rank=1,value_rank=0.5",
+          *(f"minicache:{how}bits={b}" for how in ("", "apart=0,", "apart=0.25,", "from=0,") for b in (16, 8, 4)), "minicache:apart=1,bits=4", "minicache:t=0.4,bits=16", "minicache:t=0.5,bits=16", "minicache:t=0.8,bits=16")
 CALIBRATION = 32768
 CODECS = tuple(c for c in CODECS if c == "f32" or os.environ.get("ONLY", "") in c)
 
@@ -40,6 +41,14 @@ def bits(codec, width=64):
         kinds = [(4, int(share * 64 + 0.5)), (2, 64 - int(share * 64 + 0.5))]
         words = 2 + width / 2 + sum(width * (1 + -(-b * n // 32)) * (n > 0) + n * (1 + b * width / 32) for b, n in kinds)
         return round(words * 32 / (2 * 64 * width), 2)
+    if name == "minicache":  # of layers in pairs, of which a block of both has norms and rows apart twice, and of the others
+        given = {"from": 0.5, "apart": 0.1, "bits": 16, **dict((k, float(v)) for k, v in (word.split("=") for word in settings.split(",")))}
+        row = {b: b * width / 8 + (4 if b == 8 else 4 * width / 32 if b == 4 else 0) for b in (4, 8, 16)}  # bytes of a piece, too: of 64 rows
+        b, apart = given["bits"], int(given["apart"] * 64 + 0.5)
+        pair = 16 + (64 - apart) * (8 + row[b]) + (width * row[b] if apart < 64 else 0) + 4 * apart * row[max(b, 8)]
+        paired = 2 * int(LAYERS * (1 - given["from"]) / 2) / LAYERS
+        alone = 2 * 64 * row[b]
+        return round((paired * pair / 2 + (1 - paired) * alone) * 8 / (2 * 64 * width), 2)
     if name == "palu":
         given = dict(word.split("=") for word in settings.split(","))
         shares = [float(given["rank"]), float(given.get("value_rank", given["rank"]))]
@@ -90,8 +99,8 @@ for c in CODECS:
     kl, ppl, same = map(np.array, zip(*rows[c]))
     print(f"| `{c}` | {bits(c):g} | {kl.mean():.2e} | {kl.min():.1e} to {kl.max():.1e} | "
           f"{ppl.mean():.3f} ({100 * (ppl / dense_ppl - 1).mean():+.2f} %) | {100 * same.mean():.1f} % |")
-print("\nnats a token (log scale, each line a factor of 3.16), over bits a number;\nr: keys rotated; k, R: the same of kivi; q: kvquant with all it has; z: zipcache; p: palu\n")
-points = [(bits(c), np.log10(max(np.mean([k for k, _, _ in rows[c]]), 1e-12)), ("R" if "kivi" in c else "r") if "rotate" in c else "z" if "zip" in c else "p" if "palu" in c else "q" if "kvquant" in c else "k" if "kivi" in c else "o") for c in CODECS
+print("\nnats a token (log scale, each line a factor of 3.16), over bits a number;\nr: keys rotated; k, R: the same of kivi; q: kvquant with all it has; z: zipcache; p: palu; m: minicache\n")
+points = [(bits(c), np.log10(max(np.mean([k for k, _, _ in rows[c]]), 1e-12)), ("R" if "kivi" in c else "r") if "rotate" in c else "z" if "zip" in c else "m" if "mini" in c else "p" if "palu" in c else "q" if "kvquant" in c else "k" if "kivi" in c else "o") for c in CODECS
           if c not in ("f32", "bf16") and "=no" not in c]
 high = max(y for _, y, _ in points)
 for line in range(int(np.ceil((high - min(y for _, y, _ in points)) * 2)) + 1):

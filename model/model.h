@@ -95,6 +95,7 @@ struct Model {
     Arena aw, ag;         /* where they lie */
     Arena ah;             /* bf16 shadows of matrices (ops/shadow.h), if the device uses some */
     const SumHooks *sums; /* NULL: weights are used as stored */
+    RowCodec *pair;       /* (2) the codec as lower and upper layers of pairs have it; NULL: it merges none */
     RowBasis *basis;      /* (L) of the codec's rows; NULL: it has none. Of the file: */
     uint64_t basis_sum;   /* its checksum */
     uint64_t basis_of;    /* fingerprint of the model that it was made for; 0: not known */

@@ -1,5 +1,6 @@
 /* open.c: what a model has in memory: the regions of its weights and gradients, and walks over its fields. */
 #include "inside.h"
+#include "layers/cache/codec.h"
 #include "ops/shadow.h"
 #include "ops/host.h"
 
@@ -92,6 +93,28 @@ int model_varying(const Model *m) {
     return -1;
 }
 
+/* Pairs of layers whose rows the codec merges: neighbours among the layers that keep all rows, of one shape, from its
+ * share of the depth on. */
+static void open_pairs(Model *m) {
+    const RowCodec *c = m->opts.codec;
+    if (!c || !c->merges) return;
+    RowCodec *pair = xcalloc(2, sizeof *pair);
+    pair[0] = codec_paired(c, PAIR_LOWER), pair[1] = codec_paired(c, PAIR_UPPER);
+    m->pair = pair;
+    for (int l = 0, lower = -1; l < m->L; l++) {
+        KvShape *s = &m->layer[l].rows, *other = lower < 0 ? NULL : &m->layer[lower].rows;
+        if (!m->layer[l].owner || !s->lanes || s->window || s->codec != c || l < c->from * m->L - 1e-9) continue;
+        const bool alike = other && other->lanes == s->lanes && other->kdim == s->kdim && other->vdim == s->vdim &&
+                           other->alias == s->alias;
+        if (alike) other->codec = &pair[0], s->codec = &pair[1];
+        lower = alike ? -1 : l;
+    }
+}
+static bool open_paired(const Model *m) {
+    for (int l = 0; l < m->L; l++)
+        if (m->layer[l].rows.codec == &m->pair[0]) return true;
+    return false;
+}
 /* How the cache stores a layer's rows: by the codec of all, or in the first layers by one of the policy's own. */
 static void open_rows(Model *m) {
     const PolicyCfg *p = m->opts.policy;
@@ -99,8 +122,10 @@ static void open_rows(Model *m) {
         KvShape *s = &m->layer[l].rows;
         const RowCodec *own = m->layer[l].owner && policy_suits(p, s) ? policy_codec(p, slot++) : NULL;
         s->codec = own ? own : m->opts.codec, s->coded = own != NULL;
-        if (!m->layer[l].owner) s->codec = m->layer[m->layer[l].kv_from].rows.codec;
     }
+    open_pairs(m);
+    for (int l = 0; l < m->L; l++)
+        if (!m->layer[l].owner) m->layer[l].rows.codec = m->layer[m->layer[l].kv_from].rows.codec;
 }
 /* A codec that rotates keys has some that are not values too: these would come back mixed. Rows that are stored
  * together cannot leave one by one. */
@@ -111,6 +136,11 @@ static bool open_codec(Model *m, const RowCodec *codec, Err *e) {
                              "--cache-dtype %s: layer %d merges or evicts rows one by one, and this codec stores %d "
                              "together; take another, such as int4",
                              codec->name, l, codec->block);
+    if (codec && codec->merges && !open_paired(m))
+        return err_input(e,
+                         "--cache-dtype %s: from layer %d of %d on no two layers keep all rows in one shape, so there "
+                         "is nothing to merge; take a smaller `from` or another codec, such as kivi4",
+                         codec->name, (int)ceil(codec->from * m->L - 1e-9), m->L);
     for (int l = 0; codec && codec->salient_bits && l < m->L; l++) {
         const KvShape *s = &m->layer[l].rows;
         if (m->layer[l].owner && s->codec == codec && s->lanes && !s->heads)
@@ -157,6 +187,11 @@ static bool open_policy_blocks(const PolicyCfg *p, const RowCodec *codec, Err *e
         return err_input(e,
                          "--policy %s: it evicts rows, whose attention --cache-dtype %s orders in blocks of "
                          "neighbours; take another codec, such as kivi2",
+                         p->of->name, codec->name);
+    if (policy_acts(p) && codec->merges)
+        return err_input(e,
+                         "--policy %s: it evicts rows of each layer, and --cache-dtype %s merges rows that two layers "
+                         "have; take another codec, such as kivi4",
                          p->of->name, codec->name);
     if (p->read && p->page != codec->block)
         return err_input(e,
@@ -236,5 +271,6 @@ void model_close(Model *m) {
     for (size_t i = 0; m->layer && i < sizeof weights / sizeof *weights; i++) weights_free(m, weights[i]);
     model_basis_close(m);
     model_unmap(m);
+    free(m->pair);
     *m = (Model){0};
 }

@@ -37,6 +37,8 @@ typedef struct {
  * have of their own; rows of ROWS_CODED are decoded one part at a time on the CPU; no GPU kernel reads them. */
 typedef enum { ROWS_REAL, ROWS_BF16, ROWS_INT8, ROWS_FP8, ROWS_PACKED, ROWS_CODED } RowsAs;
 typedef struct RowCodec RowCodec;
+/* What a slot is of a pair whose rows a codec merges (merged.h): its block holds what both share, or its own part. */
+typedef enum { PAIR_NONE, PAIR_LOWER, PAIR_UPPER } RowPair;
 struct RowCodec {
     const char *name, *meaning;
     RowsAs as;
@@ -63,8 +65,18 @@ struct RowCodec {
     size_t (*block_bytes)(const RowCodec *, int kdim, int vdim);
     void (*block_encode)(const RowCodec *, void *block, const real *keys, const real *values, int kdim, int vdim,
                          const real *score);
-    /* keys or values NULL: not wanted. */
-    void (*block_decode)(const RowCodec *, real *keys, real *values, const void *block, int kdim, int vdim);
+    /* keys or values NULL: not wanted. below: PAIR_UPPER: the block of the slot below that holds the same rows. */
+    void (*block_decode)(const RowCodec *, real *keys, real *values, const void *block, const void *below, int kdim,
+                         int vdim);
+    /* Of a codec that merges rows of two layers (merged.h): those of layers from a share `from` of the model on are
+     * paired; `share` of a block's rows stay apart; directions are merged at `toward` of the way from the lower layer's
+     * to the upper one's. A layer without a pair has pieces. pair_encode writes the blocks of both, lower first, from
+     * keys (block,kdim) and values (block,vdim). */
+    bool merges;
+    RowPair pair;
+    double from, toward;
+    void (*pair_encode)(const RowCodec *, void *const block[2], const real *const keys[2], const real *const values[2],
+                        int kdim, int vdim);
     /* Of rows that are stored as coefficients of a basis (row_basis.h): directions of a key and of a value, as shares
      * of the width; rank 0: rows are stored as they are. encode and decode then store coefficients. basis: the name of
      * the file that has the directions, basis_n characters of it. */
@@ -195,7 +207,8 @@ static inline void rows_turn(const RowTurns *t, real *keys, int by) {
  * anywhere. Page npages + i is block i of a codec that stores P rows together: its bytes lie in `blocks`. A row of a
  * block that a policy evicted has the position ROW_GONE: nobody sees it. */
 enum { ROW_GONE = -1 };
-typedef struct {
+typedef struct Lanes Lanes;
+struct Lanes {
     KvShape s;
     int nseq, P, maxpages, npages, nblocks;
     int *s0, *lo, *hi; /* (nseq*lanes) */
@@ -207,9 +220,15 @@ typedef struct {
     Tensor blocks;     /* (nblocks, block_bytes), in words of 4 bytes */
     /* Of a codec that turns keys back; NULL: they are stored as they are. */
     const RowTurns *turns;
-} Lanes;
+    const Lanes *below; /* PAIR_UPPER: the lanes that it is paired with; else NULL */
+    int *merged;        /* (nblocks) the page of theirs that holds what block i shares with it */
+};
 static inline char *lanes_block(const Lanes *t, int page) {
     return (char *)t->blocks.p + (size_t)(page - t->npages) * block_bytes(&t->s);
+}
+/* The block of the slot below that block `page` is merged with; NULL: the slot has none below. */
+static inline const char *lanes_below(const Lanes *t, int page) {
+    return t->below ? lanes_block(t->below, t->merged[page - t->npages]) : NULL;
 }
 
 /* Run.mode, by or. A pass of inference that writes its history has none. */

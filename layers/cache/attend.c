@@ -9,7 +9,10 @@ static void attend_counts(const Run *r, const Slot *s) {
         const int q = b->of[out.idx[m]];
         if (q == last || b->first[out.idx[m]] >= 0) continue;
         last = q;
-        for (int h = 0; h < s->t.s.lanes; h++) *s->read += slot_lane_bytes(s, b->seq[q] * s->t.s.lanes + h);
+        for (int h = 0; h < s->t.s.lanes; h++) {
+            const int lane = b->seq[q] * s->t.s.lanes + h;
+            *s->read += slot_lane_bytes(s, lane) + blocks_below_bytes(s, lane);
+        }
     }
 }
 void kv_attend(Run *r, const Slot *s, const Kv *pass, Tensor o, Tensor lse, Tensor q, AttnSpec spec, bool merge) {

@@ -8,6 +8,7 @@
  * at a prompt's end, rows of blocks are kept as they were computed, too, until then: rows that stay are stored anew, 64
  * of them to a block. Later a row of a block leaves by a mark, and the block goes when all its rows have left. */
 #include "slot.h"
+#include "ops/merged.h"
 #include "ops/salient.h"
 
 int blocks_first(const Slot *s, int row) { return (row + s->t.P - 1) / s->t.P * s->t.P; }
@@ -91,11 +92,75 @@ static void blocks_store_page(Slot *s, int lane, int row, bool computed) {
         slot_leave_page(s, entry);
     slot_set(s, entry, block);
 }
+/* The same of both slots of a pair, the upper of which is s: they have become full in the same pass. */
+static void blocks_merge_page(Slot *s, int lane, int row) {
+    Slot *const pair[2] = {s->below, s};
+    const RowCodec *c = s->t.s.codec;
+    const int kdim = s->t.s.kdim, vdim = s->t.s.alias ? 0 : s->t.s.vdim;
+    const real *keys[2], *values[2];
+    void *to[2];
+    int page[2], block[2];
+    for (int of = 0; of < 2; of++) {
+        Slot *own = pair[of];
+        page[of] = *slot_entry(own, lane, row);
+        CHECK(own->t.hi[lane] == s->t.hi[lane], "%d rows of a lane, %d of the other's", s->t.hi[lane], own->t.hi[lane]);
+        if (page[of] < 0 || page[of] >= own->t.npages) return;
+        const char *data = own->t.data.p;
+        const size_t at = (size_t)page[of] * (size_t)own->t.P;
+        keys[of] = (const void *)(data + slot_key(own, at)), values[of] = (const void *)(data + slot_value(own, at));
+    }
+    for (int of = 0; of < 2; of++)
+        block[of] = slot_take_page(pair[of], true), to[of] = lanes_block(&pair[of]->t, block[of]);
+    c->pair_encode(c, to, keys, values, kdim, vdim);
+    for (int of = 0; of < 2; of++) {
+        Slot *own = pair[of];
+        int *entry = slot_entry(own, lane, row);
+        const size_t P = (size_t)own->t.P;
+        blocks_numbers(own, (size_t)block[of] * P, (size_t)page[of] * P, P);
+        slot_leave_page(own, entry);
+        slot_set(own, entry, block[of]);
+    }
+    s->t.merged[block[1] - s->t.npages] = block[0];
+}
 void blocks_store(Slot *s, int lane, bool computed) {
     const int P = s->t.P, hi = s->t.hi[lane];
-    if (!s->chosen && hi % P == 0 && hi > s->t.s0[lane]) blocks_store_page(s, lane, hi - P, false);
+    const RowPair pair = s->t.s.codec->pair;
+    if (!s->chosen && hi % P == 0 && hi > s->t.s0[lane]) {
+        if (pair == PAIR_NONE) blocks_store_page(s, lane, hi - P, false);
+        if (pair == PAIR_UPPER) blocks_merge_page(s, lane, hi - P); /* the lower one waits for it */
+    }
     for (int row = s->chosen ? blocks_waiting(s, lane) : hi; row + P <= hi; row += P)
         blocks_store_page(s, lane, row, computed);
+}
+void blocks_pair(Slot *s, int nslots) {
+    for (int i = 0, lower = -1; i < nslots; i++) {
+        const KvShape *k = &s[i].t.s;
+        if (!rows_together(k) || k->codec->pair == PAIR_NONE) continue;
+        CHECK(!s[i].chosen && !k->window && !k->evicts, "slot %d: rows of a pair leave", i);
+        if (k->codec->pair == PAIR_LOWER) {
+            CHECK(lower < 0, "slots %d and %d are both lower ones", lower, i);
+            lower = i;
+            continue;
+        }
+        CHECK(lower >= 0 && s[lower].t.s.lanes == k->lanes && s[lower].t.s.kdim == k->kdim &&
+                  s[lower].t.s.vdim == k->vdim && s[lower].t.s.alias == k->alias,
+              "slot %d: no slot of its shape below", i);
+        s[i].below = &s[lower], s[i].t.below = &s[lower].t;
+        lower = -1;
+    }
+}
+void blocks_join(Slot *s, int seq) {
+    const int P = s->t.P, first = seq * s->t.s.lanes;
+    for (int lane = first; lane < first + s->t.s.lanes; lane++)
+        for (int row = s->t.lo[lane]; row < s->t.hi[lane]; row += P) {
+            const int block = *slot_entry(s, lane, row), below = *slot_entry(s->below, lane, row);
+            CHECK((block >= s->t.npages) == (below >= s->t.npages), "row %d is in a block of one slot alone", row);
+            if (block >= s->t.npages) s->t.merged[block - s->t.npages] = below;
+        }
+}
+size_t blocks_below_bytes(const Slot *s, int lane) {
+    if (!s->below) return 0;
+    return (size_t)(s->t.hi[lane] / s->t.P - s->t.lo[lane] / s->t.P) * merged_below_bytes(&s->t.s);
 }
 bool blocks_shape(Slot *s, bool once) {
     /* rows that wait fill less than two pages, and a document that begins has one more */
@@ -120,7 +185,9 @@ void blocks_decode(const Lanes *t, int page, real *keys, real *values) {
     }
     const char *in = lanes_block(t, page);
     real *element = xcalloc(D * P, sizeof *element);
-    if (c->block_decode) c->block_decode(c, element, s->alias ? NULL : values, in, s->kdim, s->alias ? 0 : s->vdim);
+    if (c->block_decode)
+        c->block_decode(c, element, s->alias ? NULL : values, in, lanes_below(t, page), s->kdim,
+                        s->alias ? 0 : s->vdim);
     for (size_t k = 0; k < D && !c->block_decode; k++, in += c->piece_bytes(c, c->block))
         c->piece_decode(c, element + k * P, in, c->block);
     if (t->turns) rows_turn(t->turns, element, 1);

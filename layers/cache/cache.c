@@ -463,6 +463,7 @@ bool kv_open_ranks(Cache *c, Device *dev, const PolicyCfg *policy, const KvTier 
             return kv_too_long(nseq, max_tokens, e);
         }
     }
+    blocks_pair(c->slot, nslots);
     size_t tables = 0;
     if (!cache_measure(c, tier, &tables, e)) {
         kv_close(c);

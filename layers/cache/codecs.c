@@ -2,9 +2,9 @@
 #include "codec.h"
 
 static const RowCodec *const codecs[] = {
-    &codec_f32,      &codec_bf16,     &codec_int8,     &codec_fp8,      &codec_int4,
-    &codec_int3,     &codec_int2,     &codec_kivi4,    &codec_kivi3,    &codec_kivi2,
-    &codec_kvquant4, &codec_kvquant3, &codec_kvquant2, &codec_zipcache, &codec_palu,
+    &codec_f32,      &codec_bf16,     &codec_int8,  &codec_fp8,       &codec_int4,     &codec_int3,
+    &codec_int2,     &codec_kivi4,    &codec_kivi3, &codec_kivi2,     &codec_kvquant4, &codec_kvquant3,
+    &codec_kvquant2, &codec_zipcache, &codec_palu,  &codec_minicache,
 };
 enum { CODECS = sizeof codecs / sizeof *codecs, WORD_MOST = 40 };
 
@@ -35,7 +35,8 @@ size_t codec_part_bytes(const RowCodec *c, int width) {
     return c->block ? c->piece_bytes(c, width) : c->bytes(c, width);
 }
 bool codec_rotates(const RowCodec *c) {
-    return !c->levels && !c->salient_bits && !(c->rank > 0) && (c->block || (c->as != ROWS_REAL && c->as != ROWS_BF16));
+    return !c->levels && !c->salient_bits && !c->merges && !(c->rank > 0) &&
+           (c->block || (c->as != ROWS_REAL && c->as != ROWS_BF16));
 }
 /* Settings that are yes or no, and their places in a RowCodec. */
 enum { FLAGS = 3 };
@@ -71,23 +72,46 @@ static bool setting_number(RowCodec *c, const char *word) {
     }
     return false;
 }
+/* value: of a word NAME=VALUE; a number from 0 on. */
+static bool setting_value(const char *value, double *x) {
+    char *end;
+    *x = *value >= '0' && *value <= '9' ? strtod(value, &end) : -1;
+    return *x >= 0 && !*end;
+}
+/* The bits of an element: a power of 2 from 4 on, or one of those below that are known. */
+static bool setting_bits(RowCodec *c, double x, int least) {
+    for (int bits = least; bits <= 32; bits = bits < 4 ? bits + 1 : 2 * bits)
+        if (x == bits) return c->bits = bits, true;
+    return false;
+}
 /* Settings of a codec with a rank. `at`: the same word in the text that is kept. */
 static const char rank_known[] = "basis=FILE, rank=0..1, value_rank=0..1, bits=32|16|8|4|3|2, group=32|64";
 static bool setting_rank(RowCodec *c, const char *word, const char *at) {
     const char *value = strchr(word, '=');
-    char *end;
+    double x;
     if (!(c->rank > 0) || !value++ || !*value) return false;
     const size_t n = (size_t)(value - word);
     if (!strncmp(word, "basis=", n)) return c->basis = at + n, c->basis_n = (int)strlen(value), true;
-    if (!(*value >= '0' && *value <= '9')) return false;
-    const double x = strtod(value, &end);
-    if (*end) return false;
+    if (!setting_value(value, &x)) return false;
     if (!strncmp(word, "rank=", n)) return x > 0 && x <= 1 ? c->rank = x, true : false;
     if (!strncmp(word, "value_rank=", n)) return x > 0 && x <= 1 ? c->value_rank = x, true : false;
-    if (strncmp(word, "bits=", n)) return false;
-    for (int bits = 2; bits <= 32; bits = bits < 4 ? bits + 1 : 2 * bits)
-        if (x == bits) return c->bits = bits, true;
-    return false;
+    return !strncmp(word, "bits=", n) && setting_bits(c, x, 2);
+}
+/* Settings of a codec that merges rows of two layers. */
+static const char merged_known[] = "from=0..1, t=0..1, apart=0..1, bits=32|16|8|4, group=32|64";
+static bool setting_merged(RowCodec *c, const char *word) {
+    const char *value = strchr(word, '=');
+    double x;
+    if (!c->merges || !value++ || !setting_value(value, &x)) return false;
+    const size_t n = (size_t)(value - word);
+    if (!strncmp(word, "bits=", n)) return setting_bits(c, x, 4);
+    double *const to = !strncmp(word, "from=", n)    ? &c->from
+                       : !strncmp(word, "t=", n)     ? &c->toward
+                       : !strncmp(word, "apart=", n) ? &c->share
+                                                     : NULL;
+    if (!to || x > 1) return false;
+    *to = x;
+    return true;
 }
 static bool settings_fit(const RowCodec *c, Err *e) {
     if (!c->salient_bits || c->salient_bits > c->bits) return true;
@@ -106,6 +130,9 @@ void codec_settings(const RowCodec *c, char between, char out[CODEC_TEXT_MAX]) {
     if (c->rank > 0)
         snprintf(out + n, CODEC_TEXT_MAX - (size_t)n, "%crank=%.9g%cvalue_rank=%.9g%cbits=%d", between, c->rank,
                  between, c->value_rank > 0 ? c->value_rank : c->rank, between, c->bits);
+    if (c->merges)
+        snprintf(out + n, CODEC_TEXT_MAX - (size_t)n, "%cfrom=%.9g%ct=%.9g%capart=%.9g%cbits=%d", between, c->from,
+                 between, c->toward, between, c->share, between, c->bits);
     for (int i = 0; i < FLAGS; i++) {
         const bool yes = *(const bool *)((const char *)c + flags[i].at);
         if (!flag_known(c, i)) continue;
@@ -123,12 +150,13 @@ static bool setting_flag(RowCodec *c, int i, const char *word) {
 static bool setting_take(RowCodec *c, const char *word, const char *at, Err *e) {
     char known[CODEC_TEXT_MAX] = "";
     int n = 0;
-    if (setting_rank(c, word, at)) return true;
+    if (setting_rank(c, word, at) || setting_merged(c, word)) return true;
     if (c->group && (!strcmp(word, "group=32") || !strcmp(word, "group=64"))) return c->group = atoi(word + 6), true;
     if (setting_number(c, word)) return true;
     if (c->salient_bits) n = snprintf(known, sizeof known, "%s", numbers_known);
     if (c->group) n = snprintf(known, sizeof known, "group=32, group=64");
     if (c->rank > 0) n = snprintf(known, sizeof known, "%s", rank_known);
+    if (c->merges) n = snprintf(known, sizeof known, "%s", merged_known);
     for (int i = 0; i < FLAGS; i++) {
         if (setting_flag(c, i, word)) return true;
         if (flag_known(c, i))

@@ -64,6 +64,7 @@ void slot_place(Slot *s, Arena *rows, Arena *a) {
             const int words = (int)(block_bytes(&t->s) / sizeof(float));
             t->blocks = arena_tensor(rows, "cache blocks", F32, 2, (int[]){t->nblocks, words});
             s->free_blocks = take_ints(a, (size_t)t->nblocks, "cache free blocks");
+            if (t->below) t->merged = take_ints(a, (size_t)t->nblocks, "blocks of the slot below");
             if (s->keeps_computed)
                 s->computed = take_ints(a, (size_t)n * (size_t)t->maxpages, "cache rows as computed");
         }

@@ -1,9 +1,8 @@
-/* palu.c: rows as coefficients of a calibrated basis of their layer (ops/row_basis.h), in `bits` bits: as `real`s (32),
- * in bf16 (16), as int8 (8) or in packed codes (4, 3 and 2). Source: PALU (arXiv:2407.21118), whose factors of the
- * projections, whitened by the calibration text, give the same rows: the least squared error of what a matrix makes of
- * the text is that of its results projected on the leading directions of their second moment. Its groups are one head
- * here, and all lanes of a layer have one rank. Where coefficients are rounded, model/basis.c mixes the directions, as
- * the paper does by a Hadamard matrix.
+/* palu.c: rows as coefficients of a calibrated basis of their layer (ops/row_basis.h), in `bits` bits (bits.c).
+ * Source: PALU (arXiv:2407.21118), whose factors of the projections, whitened by the calibration text, give the same
+ * rows: the least squared error of what a matrix makes of the text is that of its results projected on the leading
+ * directions of their second moment. Its groups are one head here, and all lanes of a layer have one rank. Where
+ * coefficients are rounded, model/basis.c mixes the directions, as the paper does by a Hadamard matrix.
  *
  * What is stored is the code of the coefficients that a pass made its own rows of (Kv.coef), so a row is never coded
  * twice: products with the basis round, and need not give the same code again. Coefficients that are decoded and
@@ -11,35 +10,13 @@
 #include "basis.h"
 #include "codec.h"
 
-/* As whole words. */
-static size_t palu_bytes(const RowCodec *c, int width) {
-    if (c->bits == 32) return codec_f32_bytes(c, width);
-    if (c->bits == 16) return ((size_t)width + 1) / 2 * 4;
-    return c->bits == 8 ? codec_int8.bytes(c, width) : codec_packed_bytes(c, width);
-}
-static void palu_encode(const RowCodec *c, void *part, const real *from, int width) {
-    uint16_t *to = part;
-    if (c->bits == 32) codec_f32_encode(c, part, from, width);
-    if (c->bits == 8) codec_int8.encode(c, part, from, width);
-    if (c->bits < 8) codec_packed_encode(c, part, from, width);
-    if (c->bits != 16) return;
-    for (int k = 0; k < width; k++) to[k] = bf16_from((float)from[k]);
-    if (width % 2) to[width] = 0;
-}
-static void palu_decode(const RowCodec *c, real *to, const void *part, int width) {
-    const uint16_t *from = part;
-    if (c->bits == 32) codec_f32_decode(c, to, part, width);
-    if (c->bits == 8) codec_int8.decode(c, to, part, width);
-    if (c->bits < 8) codec_packed_decode(c, to, part, width);
-    for (int k = 0; c->bits == 16 && k < width; k++) to[k] = (real)bf16_to(from[k]);
-}
 const RowCodec codec_palu = {.name = "palu",
                              .meaning = "as coefficients of directions that a calibration chose for each head, in bf16 "
                                         "or fewer bits",
                              .as = ROWS_CODED,
-                             .bytes = palu_bytes,
-                             .encode = palu_encode,
-                             .decode = palu_decode,
+                             .bytes = codec_bits_bytes,
+                             .encode = codec_bits_encode,
+                             .decode = codec_bits_decode,
                              .bits = 16,
                              .group = 32,
                              .rank = 0.5};

@@ -343,6 +343,8 @@ bool kv_restore(Cache *c, int seq, int length, const KvParts *in, Err *e) {
         if (c->observed) c->observed[seq] = words[0];
         if (c->after) c->after[seq] = words[1];
         for (int i = 0; i < c->nslots; i++) slot_restore(&c->slot[i], seq, length, &m[i], bytes[i]);
+        for (int i = 0; i < c->nslots; i++)
+            if (c->slot[i].below) blocks_join(&c->slot[i], seq);
         ok = kv_sound(c, e);
     }
     free(m), free(bytes);

@@ -6,6 +6,7 @@
  * become full; the tables go back. Ops.attend_lanes runs on the GPU. */
 #include "slot.h"
 #include "ops/host.h"
+#include "ops/merged.h"
 
 /* Queries that select at a time; rows whose keys a GPU sends to the host at a time. */
 enum { SELECT_ROWS = 16, FETCH_ROWS = 4096 };
@@ -106,7 +107,7 @@ static size_t reading_bytes(const Slot *s, const Lanes *t, int to) {
     size_t bytes = (size_t)(t->hi[to] - t->lo[to]) * row_bytes(&t->s);
     for (int row = t->lo[to]; t->nblocks && row < t->hi[to]; row += t->P)
         if (t->table[(size_t)to * (size_t)t->maxpages + (size_t)(row / t->P)] >= s->t.npages)
-            bytes += block_bytes(&t->s) - (size_t)t->P * row_bytes(&t->s);
+            bytes += block_bytes(&t->s) + merged_below_bytes(&t->s) - (size_t)t->P * row_bytes(&t->s);
     return bytes;
 }
 /* Row `m` of the reading, in lane h: the table of what it reads of the slot's lane. */

@@ -43,6 +43,7 @@ struct Slot {
     size_t *read;            /* bytes of rows that this pass has read; NULL: no lanes */
     const Rope *turn;        /* how keys and queries are rotated; NULL: they are not, or not alike */
     RowTurns *turns;         /* Lanes.turns */
+    Slot *below; /* of a codec that merges rows of two layers, in the upper one: the slot that it is paired with */
     int max_tokens;
 };
 static inline int slot_lanes(const Slot *s) { return s->t.nseq * s->t.s.lanes; }
@@ -119,6 +120,12 @@ RowTurns *blocks_turns(const RowCodec *, const Rope *);
 /* Full pages of a lane become blocks. Of a policy's rows the pages stay, too, while rows may yet be chosen
  * (`computed`). */
 void blocks_store(Slot *, int lane, bool computed);
+/* Slots whose rows a codec merges find each other. */
+void blocks_pair(Slot *, int nslots);
+/* Of a slot with a slot below, whose blocks and those below have been restored: which ones belong together. */
+void blocks_join(Slot *, int seq);
+/* Bytes that reading a lane's rows reads of the slot below. */
+size_t blocks_below_bytes(const Slot *, int lane);
 /* The sizes of a slot whose rows a policy evicts; `once`: where a prompt ends. False: more pages than an int counts. */
 bool blocks_shape(Slot *, bool once);
 /* The first row of a lane that is in no block; rows of blocks from there on: none. */

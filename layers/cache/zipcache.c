@@ -62,8 +62,10 @@ static void zipcache_encode(const RowCodec *c, void *block, const real *keys, co
     zipcache_keys(&s, (char *)block + s.keys, keys, kdim, place);
     if (vdim) zipcache_values(&s, block, values, vdim, place);
 }
-static void zipcache_decode(const RowCodec *c, real *keys, real *values, const void *block, int kdim, int vdim) {
+static void zipcache_decode(const RowCodec *c, real *keys, real *values, const void *block, const void *below, int kdim,
+                            int vdim) {
     const SalientShape s = salient_shape(c, kdim, vdim);
+    (void)below;
     const char *in = (const char *)block;
     uint8_t place[SALIENT_ROWS];
     salient_places(&s, block, place);

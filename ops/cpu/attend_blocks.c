@@ -3,7 +3,11 @@
 #include "ops/levels.h"
 
 /* How a register reads pieces: where codes are whole numbers. */
-static Read read_pieces(const RowCodec *c) { return c->levels ? READ_PART : read_packed(c->bits); }
+static Read read_pieces(const RowCodec *c) {
+    if (c->levels || REAL != F32) return READ_PART;
+    if (c->merges && c->bits >= 8) return c->bits == 8 ? READ_INT8 : c->bits == 16 ? READ_BF16 : READ_PART;
+    return read_packed(c->bits);
+}
 #if !defined(KV_DOUBLE) && defined(__AVX2__)
     #include <immintrin.h>
 /* What codes mean, by a table of 16: a shuffle with the lowest 4 bits, or two with the lowest 3. */
@@ -68,6 +72,7 @@ static void pieces_decoded(real *to, size_t ld, const RowCodec *c, Parts p, int 
 static void scores_moved(Block *k, int at, int n) {
     for (int i = 0; at && i < k->n; i++) memmove(k->s + i * KB, k->s + i * KB + at, (size_t)n * sizeof(real));
 }
+#include "attend_merged.c"
 /* -inf for those of n rows of a block that a policy evicted; NULL if none is. */
 static const real *gone_bias(real mem[KB], const Lanes *t, const int *pos, int n) {
     bool any = false;
@@ -82,6 +87,7 @@ static void coded_rows(const Lanes *t, int page, int at, int n, real *keys, real
     const RowCodec *c = t->s.codec;
     const int P = t->P, Dk = t->s.kdim, Dv = t->s.vdim;
     const char *in = lanes_block(t, page);
+    CHECK(!c->pair, "rows of one of two slots that are merged");
     if (c->salient_bits) {
         salient_rows_of(t, in, at, n, keys, values, room);
         return;
@@ -118,11 +124,15 @@ static void attend_block(Block *k, const Lanes *t, int lane, int row, int n, int
         attend_salient(k, t, in, at, row, n, pos, bias, room);
         return;
     }
+    if (c->pair) {
+        attend_merged(k, t, page, at, row, n, pos, room);
+        return;
+    }
     const size_t kb = c->piece_bytes(c, P), vb = t->s.alias ? 0 : c->piece_bytes(c, k->Dv), Dv = (size_t)k->Dv;
     const Parts keys = {in, kb, P, c->group},
                 values = {in + block_key_bytes(&t->s) + (size_t)at * vb, vb, k->Dv, c->group};
     const Read as = read_pieces(c);
-    if (!t->s.alias && !t->turns && direct(k, as)) {
+    if (!t->s.alias && !t->turns && as != READ_INT8 && direct(k, as)) { /* scales of pieces are those of queries */
         direct_channels(k, as, keys, ahead);
         scores_moved(k, at, n);
         soften(k, pos, bias, row, n);

@@ -115,7 +115,7 @@ static void block_row(const Lanes *l, Where w, real *key, real *value) {
     if (c->block_decode) {
         const int P = c->block, vdim = s->alias ? 0 : s->vdim;
         real *keys = xcalloc((size_t)P * (size_t)(s->kdim + vdim), sizeof *keys), *values = keys + P * s->kdim;
-        c->block_decode(c, keys, values, in, s->kdim, vdim);
+        c->block_decode(c, keys, values, in, lanes_below(l, w.page), s->kdim, vdim);
         for (int k = 0; k < s->kdim; k++) key[k] = keys[k * P + w.place];
         memcpy(value, s->alias ? key : values + w.place * vdim, (size_t)s->vdim * sizeof *value);
         free(keys);

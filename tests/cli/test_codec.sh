@@ -13,7 +13,7 @@ refused() { # part of the line, arguments
 words="One two three four five six seven eight nine ten eleven twelve"
 
 most=1000000000 # of codecs before, of a head of 8 elements
-for how in f32 bf16 int8 fp8 int4 int3 int2 kivi4 kvquant3 zipcache; do
+for how in f32 bf16 int8 fp8 int4 int3 int2 kivi4 kvquant3 zipcache minicache:from=0,bits=8; do
     run generate $src --prompt "$words" --max-new 8 --ignore-eos --json --cache-dtype $how || wrong "generate $how: exit $?, $(cat "$tmp/err")"
     n=$(($(field prompt_tokens "$tmp/out") + $(field new_tokens "$tmp/out") - 1))
     have=$(field cache_bytes "$tmp/out")
@@ -28,11 +28,11 @@ done
 verdict bytes
 
 run info --codecs || wrong "info --codecs: exit $?, $(cat "$tmp/err")"
-for name in f32 bf16 int8 fp8 int4 int3 int2 kivi4 kivi3 kivi2 kvquant4 kvquant3 kvquant2 zipcache palu; do
+for name in f32 bf16 int8 fp8 int4 int3 int2 kivi4 kivi3 kivi2 kvquant4 kvquant3 kvquant2 zipcache palu minicache; do
     grep -q "^| .$name. | .* | [0-9]* | [0-9]* | .*|$" "$tmp/out" || wrong "info --codecs lacks $name"
 done
 grep -q '^| .int4. | .* | 40 | 80 | .group=32 rotate=no. |$' "$tmp/out" || wrong "info --codecs: $(grep int4 "$tmp/out")"
-run info --codecs --json && [ "$(grep -o '"codec":' "$tmp/out" | wc -l)" -eq 15 ] || wrong "info --codecs --json: $(cat "$tmp/out")"
+run info --codecs --json && [ "$(grep -o '"codec":' "$tmp/out" | wc -l)" -eq 16 ] || wrong "info --codecs --json: $(cat "$tmp/out")"
 refused "expected MODEL|CONFIG.yaml, --families, --policies or --codecs alone" info --codecs x
 verdict table
 
@@ -84,6 +84,29 @@ run generate $src --context 256 --max-new 4 --ignore-eos --json --temperature 0 
 run generate $src --context 256 --max-new 4 --cache-dtype zipcache:share=0.5 --session "$tmp/keep"
 [ $? -eq 2 ] && grep -qF 'share=0.6,probes=8, but this session has zipcache:bits=2,salient_bits=4,share=0.5' "$tmp/err" || wrong "other settings: $(cat "$tmp/err")"
 verdict salient
+# Two layers that share directions: fewer bits and fewer rows apart are fewer bytes, and a pair of layers has fewer than
+# bf16. What is read of the lower layer for the upper one counts, too.
+size_of() { run info configs/tiny-gqa.yaml --context 4096 --json "$@" && field bytes_at_context "$tmp/out"; }
+last=0
+for how in bits=4,apart=0 bits=4 bits=8 bits=8,apart=0.5 bits=16,apart=0; do
+    some=$(size_of --cache-dtype "minicache:from=0,$how") || wrong "$how: $(cat "$tmp/err")"
+    [ "$some" -gt "$last" ] || wrong "$how: $some bytes, $last of fewer"
+    last=$some
+done
+dense=$(size_of --cache-dtype bf16)
+[ "$last" -lt "$((dense * 3 / 4))" ] || wrong "minicache in 16 bits has $last bytes, bf16 $dense"
+have=$(size_of --cache-dtype minicache:from=0,bits=4) # a length that is a multiple of 64: no row waits
+read=$(run bench decode configs/tiny-gqa.yaml model.max_positions=8192 --seconds 0.01 --batch 1 --prompt 4096 --json --cache-dtype minicache:from=0,bits=4 && field bytes_read "$tmp/out")
+[ "$read" -gt "$((have * 11 / 10))" ] && [ "$read" -lt "$((have * 2))" ] || wrong "minicache: $read bytes read of $have"
+refused '--cache-dtype minicache: expected from=0..1, t=0..1, apart=0..1, bits=32|16|8|4, group=32|64, got ' generate $src --cache-dtype minicache:bits=3
+refused '--cache-dtype minicache: from layer 2 of 2 on no two layers keep all rows in one shape' bench decode configs/tiny-gqa.yaml --seconds 0.01 --prompt 40 --cache-dtype minicache:from=1
+refused '--policy h2o: it evicts rows of each layer, and --cache-dtype minicache merges rows that two layers have' bench decode configs/tiny-gqa.yaml --seconds 0.01 --prompt 40 --cache-dtype minicache:from=0 --policy h2o:budget=0.5
+refused '--cache-memory: --cache-dtype minicache stores rows in blocks, which stay in memory' generate $src --prompt "$words" --max-new 2 --cache-dtype minicache:from=0 --cache-memory 100MB --cache-disk "$tmp"
+run generate $src --prompt "$words $words" --context 256 --max-new 4 --ignore-eos --json --temperature 0 --cache-dtype minicache:from=0 --save-session "$tmp/pair" || wrong "save: $(cat "$tmp/err")"
+run generate $src --context 256 --max-new 4 --ignore-eos --json --temperature 0 --cache-dtype minicache:from=0 --session "$tmp/pair" || wrong "session: $(cat "$tmp/err")"
+run generate $src --context 256 --max-new 4 --cache-dtype minicache:from=0,bits=8 --session "$tmp/pair"
+[ $? -eq 2 ] && grep -qF 'apart=0.1,bits=16, but this session has minicache:group=32,from=0,t=0.6,apart=0.1,bits=8' "$tmp/err" || wrong "other settings: $(cat "$tmp/err")"
+verdict pairs
 refused 'int4:rotate=yes: the rows of layer 0 are latents' bench decode configs/tiny-mla.yaml --seconds 0.01 --prompt 40 --cache-dtype int4:rotate=yes
 refused '--policy expected: it needs keys as their positions turned them' bench decode configs/tiny-gqa.yaml --seconds 0.01 --prompt 40 --cache-dtype int8:rotate=yes --policy expected:budget=0.5
 verdict rotation

@@ -137,6 +137,7 @@ Test(prefix, every_codec, .timeout = 120) {
     for (int k = 0; codec_at(k); k++)
         for (int i = 0; i < zoo_count(); i += 5) same_bits(&zoo[i], (Keeping){.codec = codec_at(k)->name}, false);
     cr_assert(same_bits(&zoo[0], (Keeping){.codec = "zipcache:share=0.3,probes=16"}, false));
+    cr_assert(same_bits(&zoo[zoo_find("gqa")], (Keeping){.codec = "minicache:from=0,bits=8"}, false));
 }
 Test(prefix, bf16, .timeout = 120) {
     if (sizeof(real) == 8) return; /* matrices are doubles there */

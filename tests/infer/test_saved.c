@@ -85,6 +85,7 @@ Test(saved, every_codec_continues, .timeout = 120) {
         for (int i = k; i < zoo_count(); i += 8) continues(&zoo[i], (Keeping){.codec = codec_at(k)->name});
     cr_assert(continues(&speaker_bytes, (Keeping){.codec = "int4:group=64,rotate=yes"}));
     cr_assert(continues(&zoo[0], (Keeping){.codec = "zipcache:share=0.3,probes=16"}));
+    cr_assert(continues(&zoo[zoo_find("gqa")], (Keeping){.codec = "minicache:from=0,bits=8"}));
     for (int i = 0; sizeof(real) == 4 && i < zoo_count(); i += 2)
         cr_assert(continues(&zoo[i], (Keeping){.bf16 = true}));
 }

@@ -50,9 +50,17 @@ static RowCodec halves(int rows) {
     c.piece_bytes = halves_bytes, c.piece_encode = halves_encode, c.piece_decode = halves_decode;
     return c;
 }
+/* Two slots whose rows a codec merges, with another one between them. */
+static void shapes_paired(KvShape s[PLAIN_SLOTS], const RowCodec *codec, RowCodec pair[2]) {
+    pair[0] = codec_paired(codec, PAIR_LOWER), pair[1] = codec_paired(codec, PAIR_UPPER);
+    s[0].window = s[0].sinks = 0;
+    s[2] = s[0];
+    s[0].codec = &pair[0], s[2].codec = &pair[1];
+}
 static void schedule(const KvTier *tier, int draw, int steps, const RowCodec *codec, int *refused) {
     Dice dice = {rng_mix(0xCAC4E, (uint64_t)draw), 0};
     KvShape s[PLAIN_SLOTS];
+    RowCodec pair[2];
     Plain m;
     Rig g;
     shapes(&dice, s, draw % 4 == 3);
@@ -60,9 +68,11 @@ static void schedule(const KvTier *tier, int draw, int steps, const RowCodec *co
         s[i].codec = codec, s[i].evicts = false;
         if (draw % 4 != 3 && i == 3) s[i].delay = 0;
     }
+    const bool pairs = codec && codec->merges;
+    if (pairs) shapes_paired(s, codec, pair);
     rig_open(&g, (Table){"baseline", &ops_cpu_baseline, NULL}, 1, 1 << 20);
-    int nseq = 2 + roll(&dice, PLAIN_SEQS - 1), P = page_rows[draw % 5], most = draw % 3 ? 9 : 40;
-    plain_open_tier(&m, tier, s, PLAIN_SLOTS, nseq, 20 + roll(&dice, 100), 48, P);
+    int nseq = 2 + roll(&dice, PLAIN_SEQS - 1), P = page_rows[draw % 5], most = draw % 3 && !pairs ? 9 : 40;
+    plain_open_tier(&m, tier, s, PLAIN_SLOTS, nseq, (pairs ? 100 : 20) + roll(&dice, 100), 48, P);
     plain_check(&m, "empty");
     for (int step = 0; step < steps; step++) {
         Mark mark = arena_mark(&g.mem);
@@ -118,6 +128,16 @@ Test(cache, schedules_of_blocks) {
         schedule(NULL, draw, 150, draw % 7 ? &codec : draw % 2 ? &codec_kivi2 : &codec_kvquant3, &refused);
     }
     cr_assert(refused > 25, "only %d passes were too long", refused);
+}
+/* Slots that share what blocks hold: who lets a block go, forks, goes back or is restored does so in both. */
+Test(cache, schedules_of_pairs, .timeout = 60) {
+    int refused = 0;
+    for (int draw = 0; draw < 24; draw++) {
+        RowCodec codec = codec_minicache;
+        codec.bits = (int[]){16, 8, 4, 32}[draw % 4], codec.share = (double[]){0.1, 0.5, 1, 0, 0.3}[draw % 5];
+        schedule(NULL, draw, 150, &codec, &refused);
+    }
+    cr_assert(refused > 5, "only %d passes were too long", refused);
 }
 /* The same with the rows of one, two, ... slots on disk. */
 Test(cache, schedules_on_disk) {

@@ -117,7 +117,7 @@ typedef struct {
 static void coded(const RowCodec *c, Coded *x, int D, int Dv) {
     char *block = xcalloc(c->block_bytes(c, D, Dv), 1);
     c->block_encode(c, block, x->keys, x->values, D, Dv, x->score);
-    c->block_decode(c, x->k, x->v, block, D, Dv);
+    c->block_decode(c, x->k, x->v, block, NULL, D, Dv);
     free(block);
 }
 static Coded *coded_drawn(uint32_t draw) {

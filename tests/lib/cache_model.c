@@ -162,7 +162,7 @@ static void plain_salient(const KvShape *s, History *h) {
             if (vd) memcpy(values + j * vd, h->v + (first + j * K) * vd, vd * sizeof *values);
         }
         c->block_encode(c, block, keys, values, s->kdim, (int)vd, score);
-        c->block_decode(c, keys, values, block, s->kdim, (int)vd);
+        c->block_decode(c, keys, values, block, NULL, s->kdim, (int)vd);
         for (size_t j = 0; j < P; j++) {
             for (size_t k = 0; k < kd; k++) h->k[(first + j * K) * kd + k] = keys[k * P + j];
             if (vd) memcpy(h->v + (first + j * K) * vd, values + j * vd, vd * sizeof *values);
@@ -170,12 +170,45 @@ static void plain_salient(const KvShape *s, History *h) {
     }
     free(keys), free(block);
 }
-/* The newest rows, where they fill a block, become what its codec gives back. */
-static void plain_block(Plain *m, int slot, History *h) {
+/* The same of two slots that are merged, of which this is the upper one. */
+static void plain_pair(Plain *m, int slot, int seq) {
     const KvShape *s = &m->shape[slot];
+    int low = slot - 1;
+    while (!m->shape[low].codec || m->shape[low].codec->pair != PAIR_LOWER) low--;
+    History *h[2] = {&m->h[low][seq], &m->h[slot][seq]};
+    const RowCodec *c[2] = {m->shape[low].codec, s->codec};
+    const size_t P = (size_t)s->codec->block, kd = (size_t)s->kdim, vd = s->alias ? 0 : (size_t)s->vdim,
+                 K = (size_t)s->lanes, each = P * (kd + vd);
+    real *x = xcalloc(3 * each + 1, sizeof *x), *turned = x + 2 * each;
+    char *block[2] = {xcalloc(block_bytes(&m->shape[low]), 1), xcalloc(block_bytes(s), 1)};
+    for (size_t lane = 0; lane < K; lane++) {
+        const size_t first = ((size_t)h[1]->n - P) * K + lane;
+        for (size_t of = 0; of < 2; of++)
+            for (size_t j = 0; j < P; j++) {
+                memcpy(x + of * each + j * kd, h[of]->k + (first + j * K) * kd, kd * sizeof *x);
+                if (vd) memcpy(x + of * each + P * kd + j * vd, h[of]->v + (first + j * K) * vd, vd * sizeof *x);
+            }
+        c[1]->pair_encode(c[1], (void *[]){block[0], block[1]}, (const real *[]){x, x + each},
+                          (const real *[]){x + P * kd, x + each + P * kd}, s->kdim, (int)vd);
+        for (size_t of = 0; of < 2; of++) {
+            c[of]->block_decode(c[of], turned, turned + P * kd, block[of], block[0], s->kdim, (int)vd);
+            for (size_t j = 0; j < P; j++) {
+                for (size_t k = 0; k < kd; k++) h[of]->k[(first + j * K) * kd + k] = turned[k * P + j];
+                if (vd) memcpy(h[of]->v + (first + j * K) * vd, turned + P * kd + j * vd, vd * sizeof *x);
+            }
+        }
+    }
+    free(x), free(block[0]), free(block[1]);
+}
+/* The newest rows, where they fill a block, become what its codec gives back. */
+static void plain_block(Plain *m, int slot, int seq) {
+    const KvShape *s = &m->shape[slot];
+    History *h = &m->h[slot][seq];
     const RowCodec *c = s->codec;
     const int P = c && s->lanes ? c->block : 0;
     if (!P || h->n % P) return;
+    if (c->pair == PAIR_UPPER) plain_pair(m, slot, seq);
+    if (c->pair) return;
     if (c->block_encode) {
         plain_salient(s, h);
         return;
@@ -218,7 +251,7 @@ void plain_end(Plain *m) {
                     memcpy(h->v + (size_t)h->n * vw, R(m->kv[i].v) + (size_t)j * vw, vw * sizeof(real));
                 }
                 h->n++;
-                if (j + 1 == m->off[q] + m->accept[q]) plain_block(m, i, h);
+                if (j + 1 == m->off[q] + m->accept[q]) plain_block(m, i, m->seq[q]);
             }
             /* a recurrence writes its state in place during the pass */
             for (int k = 0; k < m->shape[i].state; k++) {
@@ -279,7 +312,7 @@ static real *block_rows_of(const Plain *m, const Lanes *t, int page) {
     real *to = xcalloc(P * (kd + vd + 1), sizeof *to), *channel = to + P * (kd + vd);
     if (c->block_decode) {
         real *keys = xcalloc(P * kd, sizeof *keys);
-        c->block_decode(c, keys, to + P * kd, in, s->kdim, s->alias ? 0 : s->vdim);
+        c->block_decode(c, keys, to + P * kd, in, lanes_below(t, page), s->kdim, s->alias ? 0 : s->vdim);
         for (size_t j = 0; j < P; j++)
             for (size_t k = 0; k < kd; k++) to[j * kd + k] = keys[k * P + j];
         free(keys);

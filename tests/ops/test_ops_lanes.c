@@ -254,6 +254,12 @@ static void lanes(Rig *g, int draw, const RowCodec *codec, int noticed[FAULTS]) 
                          .window = w,
                          .sinks = w ? (draw / 16 + i) % 2 * 3 : 0};
     }
+    RowCodec pair[2];
+    if (codec && codec->merges && draw % 2) { /* else each slot is alone */
+        pair[0] = codec_paired(codec, PAIR_LOWER), pair[1] = codec_paired(codec, PAIR_UPPER);
+        s[0].window = s[0].sinks = 0, s[1] = s[0];
+        for (int i = 0; i < 2; i++) s[i].codec = &pair[i];
+    }
     if (draw % 3 == 0 && !(codec && codec->block))
         s[1].window = s[1].sinks = 0, s[1].evicts = true, s[1].delay = (int[]){0, 1, 6}[roll(&dice, 3)];
     plain_open(&m, s, 2, 3, 260, 200, page_rows[draw % 4]);
@@ -359,6 +365,8 @@ Test(ops, attend_lanes_in_codes) {
             Rig g;
             if (own.group) own.group = draw / 5 % 2 ? 64 : 32;
             if (own.salient_bits) own.bits = 2 + draw / 5 % 2, own.share = (double[]){0.6, 0, 0.3, 1}[draw / 5 % 4];
+            if (own.merges) own.bits = (int[]){16, 8, 4, 32}[draw / 10 % 4];
+            if (own.merges) own.share = (double[]){0.1, 0.5, 0, 1}[draw / 10 % 4];
             rig_open(&g, rig_first(), 1, (size_t)32 << 20);
             lanes(&g, draw, &own, noticed);
             rig_close(&g);
