@@ -43,6 +43,8 @@ struct Slot {
     size_t *read;            /* bytes of rows that this pass has read; NULL: no lanes */
     const Rope *turn;        /* how keys and queries are rotated; NULL: they are not, or not alike */
     RowTurns *turns;         /* Lanes.turns */
+    struct Chain *chain;     /* of rows that are predicted from those of the slot before (aqua.h); NULL: they are not */
+    int link;                /* the slot's place in it */
     int max_tokens;
 };
 static inline int slot_lanes(const Slot *s) { return s->t.nseq * s->t.s.lanes; }
