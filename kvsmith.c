@@ -33,7 +33,7 @@ static const Command commands[] = {
     {"convert", cmd_convert, "Convert a checkpoint to another KV-cache layout and measure the difference"},
     {"generate", cmd_generate, "Continue prompts with a model"},
     {"compress", cmd_compress, "Shorten a prompt by what a model finds predictable in it"},
-    {"calibrate", cmd_calibrate, "Find the directions that a model's keys and values use, for the codec palu"},
+    {"calibrate", cmd_calibrate, "Find what the codecs palu and aqua need to know of a model's keys and values"},
     {"eval", cmd_eval, "Measure a model: perplexity of a text, multiple choice, synthetic tasks"},
     {"logits", cmd_logits, "Write a model's logits for given tokens to a safetensors file"},
     {"info", cmd_info, "Check a model or a configuration; print parameters, FLOPs and cache bytes"},

@@ -4,7 +4,8 @@
     python3 docs/plot_codecs.py KVSMITH TEXT MODEL...    prints the table and the plot of docs/codecs.md
     ONLY=palu python3 ...                                the rows of codecs with this in their name
 
-palu is calibrated by each model on CALIBRATION bytes of the text's beginning, which training saw.
+palu and aqua are calibrated by each model on CALIBRATION bytes of the text's beginning, which training saw; aqua for each
+number of bits. Bits of aqua are those of the residuals; the rows of one layer that are held as f32 are not counted.
 
 Every model (byte tokens) reads WINDOWS pieces of the text's last tenth, which training with val_fraction 0.1 did not
 see. The logits are those of `kvsmith logits`, whose own rows are already what the codec leaves of them. Positions from FROM on
@@ -25,7 +26,8 @@ CODECS = ("f32", "bf16", "int8", "int8:rotate=yes", "fp8", "fp8:rotate=yes", "in
           "kvquant3:apart=no", "kvquant3:apart=no,turned=no", "kvquant2", "kvquant2:turned=no", "kvquant2:apart=no", "kvquant2:apart=no,turned=no",
           "zipcache", "zipcache:share=1", "zipcache:share=0.5", "zipcache:share=0.5,probes=64", "zipcache:share=0.25", "zipcache:share=0",
           *(f"palu:rank={r},bits={b}" for r in (1, 0.75, 0.5, 0.25) for b in (16, 8, 4)), "palu:rank=0.5,value_rank=1", "palu:rank=1,value_rank=0.5",
-          *(f"minicache:{how}bits={b}" for how in ("", "apart=0,", "apart=0.25,", "from=0,") for b in (16, 8, 4)), "minicache:apart=1,bits=4", "minicache:t=0.4,bits=16", "minicache:t=0.5,bits=16", "minicache:t=0.8,bits=16")
+          *(f"minicache:{how}bits={b}" for how in ("", "apart=0,", "apart=0.25,", "from=0,") for b in (16, 8, 4)), "minicache:apart=1,bits=4", "minicache:t=0.4,bits=16", "minicache:t=0.5,bits=16", "minicache:t=0.8,bits=16",
+          *(f"aqua:bits={b},group={g}" for b in (4, 3, 2) for g in (32, 64)))
 CALIBRATION = 32768
 CODECS = tuple(c for c in CODECS if c == "f32" or os.environ.get("ONLY", "") in c)
 
@@ -54,6 +56,9 @@ def bits(codec, width=64):
         shares = [float(given["rank"]), float(given.get("value_rank", given["rank"]))]
         b = int(given.get("bits", 16))
         return sum(s * (b + (32 / (s * width) if b == 8 else 32 / min(32, s * width) if b == 4 else 0)) for s in shares) / 2
+    if name == "aqua":
+        given = dict(word.split("=") for word in settings.split(","))
+        return int(given["bits"]) + 32 / int(given["group"])
     if name.startswith("kvquant"):
         return int(name[-1]) + (32 if "apart=no" in settings else 64) / 64
     return int(name[-1]) + 32 / (64 if "group=64" in settings else 32)
@@ -81,11 +86,14 @@ with tempfile.TemporaryDirectory() as tmp:
     for model in models:
         dense = logits(program, model, tokens, "f32", tmp + "/out")
         open(tmp + "/text", "wb").write(text[:CALIBRATION + 1])
-        if any("palu" in c for c in CODECS):
-            subprocess.run([program, "calibrate", model, tmp + "/text", "--out", tmp + "/basis", "--tokens", str(CALIBRATION),
-                            "--context", str(LENGTH), "-q"], check=True)
+        calibrated = None
         for codec in CODECS:
-            named = codec + ",basis=" + tmp + "/basis" if "palu" in codec else codec
+            named = codec + ",basis=" + tmp + "/basis" if codec[:4] in ("palu", "aqua") else codec
+            of = "palu" if "palu" in codec else codec if "aqua" in codec else None
+            if of and of != calibrated:
+                subprocess.run([program, "calibrate", model, tmp + "/text", "--for", of, "--out", tmp + "/basis", "--tokens",
+                                str(CALIBRATION), "--context", str(LENGTH), "-q"], check=True)
+                calibrated = of
             got = logits(program, model, tokens, named, tmp + "/out")
             kl = (np.exp(dense) * (dense - got)).sum(-1)[:, FROM:]
             nll = -np.take_along_axis(got[:, FROM:-1], windows[:, FROM + 1:, None], -1)[..., 0]
@@ -99,8 +107,8 @@ for c in CODECS:
     kl, ppl, same = map(np.array, zip(*rows[c]))
     print(f"| `{c}` | {bits(c):g} | {kl.mean():.2e} | {kl.min():.1e} to {kl.max():.1e} | "
           f"{ppl.mean():.3f} ({100 * (ppl / dense_ppl - 1).mean():+.2f} %) | {100 * same.mean():.1f} % |")
-print("\nnats a token (log scale, each line a factor of 3.16), over bits a number;\nr: keys rotated; k, R: the same of kivi; q: kvquant with all it has; z: zipcache; p: palu; m: minicache\n")
-points = [(bits(c), np.log10(max(np.mean([k for k, _, _ in rows[c]]), 1e-12)), ("R" if "kivi" in c else "r") if "rotate" in c else "z" if "zip" in c else "m" if "mini" in c else "p" if "palu" in c else "q" if "kvquant" in c else "k" if "kivi" in c else "o") for c in CODECS
+print("\nnats a token (log scale, each line a factor of 3.16), over bits a number;\nr: keys rotated; k, R: the same of kivi; q: kvquant with all it has; z: zipcache; p: palu; m: minicache; a: aqua\n")
+points = [(bits(c), np.log10(max(np.mean([k for k, _, _ in rows[c]]), 1e-12)), ("R" if "kivi" in c else "r") if "rotate" in c else "z" if "zip" in c else "m" if "mini" in c else "a" if "aqua" in c else "p" if "palu" in c else "q" if "kvquant" in c else "k" if "kivi" in c else "o") for c in CODECS
           if c not in ("f32", "bf16") and "=no" not in c]
 high = max(y for _, y, _ in points)
 for line in range(int(np.ceil((high - min(y for _, y, _ in points)) * 2)) + 1):

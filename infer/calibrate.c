@@ -1,6 +1,5 @@
 #include "calibrate.h"
-#include "model/basis.h"
-#include "model/files/safetensors.h"
+#include "basis_file.h"
 
 bool calibration_open(Calibration *c, const Session *s, Err *e) {
     const Model *m = s->model;
@@ -58,27 +57,15 @@ void calibration_part(const Calibration *c, int layer, bool value, double *basis
     free(a);
 }
 
-/* The tensors of a file, with the memory that they lie in. */
-typedef struct {
-    StList list;
-    int n;
-    double **own;
-} Parts;
-static double *parts_add(Parts *p, const char *name, int rank, const int shape[]) {
-    const Tensor t = tensor_make(NULL, F64, rank, shape);
-    double *x = p->own[p->n++] = xcalloc(tensor_count(t) + 1, sizeof *x);
-    st_add(&p->list, name, tensor_make(x, F64, rank, shape), F64);
-    return x;
-}
-static void parts_layer(Parts *p, const Calibration *c, int l, double *kept) {
+static void parts_layer(BasisFile *p, const Calibration *c, int l, double *kept) {
     const KvMoments *x = &c->layer[l];
     for (int i = 0; i < 2; i++) {
         char name[BASIS_NAME];
         const int w = x->width[i];
         basis_name(name, l, i, "basis");
-        double *basis = parts_add(p, name, 3, (int[]){x->lanes, w, w});
+        double *basis = basis_file_add(p, name, F64, 3, (int[]){x->lanes, w, w});
         basis_name(name, l, i, "eigenvalues");
-        double *values = parts_add(p, name, 2, (int[]){x->lanes, w});
+        double *values = basis_file_add(p, name, F64, 2, (int[]){x->lanes, w});
         calibration_part(c, l, i, basis, values);
         for (int q = 0; q < 3 && kept; q++) {
             double all = 0, some = 0;
@@ -91,35 +78,15 @@ static void parts_layer(Parts *p, const Calibration *c, int l, double *kept) {
         }
     }
 }
-static int parts_order(const void *a, const void *b) {
-    return strcmp(((const StItem *)a)->name, ((const StItem *)b)->name);
-}
-static void parts_checksum(const Parts *p, char out[17]) {
-    StItem *item = xcalloc((size_t)p->n + 1, sizeof *item);
-    uint64_t h = 0;
-    memcpy(item, p->list.item, (size_t)p->n * sizeof *item);
-    qsort(item, (size_t)p->n, sizeof *item, parts_order);
-    for (int i = 0; i < p->n; i++) h = basis_checksum(h, item[i].name, item[i].t.p, tensor_bytes(item[i].t));
-    snprintf(out, 17, "%016llx", (unsigned long long)h);
-    free(item);
-}
 bool calibration_write(const Calibration *c, const Model *m, uint64_t model, const char *path, double *kept, Err *e) {
-    Parts p = {.own = xcalloc((size_t)(BASIS_TENSORS * c->L) + 1, sizeof *p.own)};
-    char sum[17], of[17], tokens[24];
+    BasisFile p = basis_file(BASIS_TENSORS * c->L);
     bool ok = true;
     for (int l = 0; l < c->L; l++)
         if (basis_layer(m, l)) parts_layer(&p, c, l, kept);
     for (int i = 0; i < p.n && ok; i++)
-        for (size_t k = 0; k < tensor_count(p.list.item[i].t) && ok; k++) ok = isfinite(p.own[i][k]);
+        for (size_t k = 0; k < tensor_count(p.list.item[i].t) && ok; k++) ok = isfinite(((double *)p.own[i])[k]);
     if (!ok) err_runtime(e, "calibrate: keys or values of this model are not finite: its weights are damaged");
-    parts_checksum(&p, sum);
-    snprintf(of, sizeof of, "%016llx", (unsigned long long)model);
-    snprintf(tokens, sizeof tokens, "%zu", c->tokens);
-    ok = ok &&
-         st_write(path, &p.list,
-                  (const char *const[]){"kind", BASIS_FORMAT, "checksum", sum, "model", of, "tokens", tokens, NULL}, e);
-    for (int i = 0; i < p.n; i++) free(p.own[i]);
-    free(p.own);
-    st_list_free(&p.list);
+    ok = ok && basis_file_write(&p, path, BASIS_FORMAT, model, c->tokens, NULL, e);
+    basis_file_free(&p);
     return ok;
 }

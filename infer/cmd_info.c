@@ -83,6 +83,8 @@ static json_t *report_json(const Subject *s, const Cost *k, const CacheCost *c, 
     char name[CODEC_NAMES_MAX] = "";
     for (int i = 0; s->m->opts.codec->name[i]; i++) name[i] = (char)toupper((unsigned char)s->m->opts.codec->name[i]);
     if (j) json_object_set_new(cache, "dtype", json_string(name));
+    if (j && c->once_per_token)
+        json_object_set_new(cache, "once_per_token", json_integer((json_int_t)c->once_per_token));
     if (j && s->step)
         json_object_set_new(j, "step_memory",
                             json_pack("{s:i, s:I, s:I, s:I, s:I, s:I, s:I, s:I}", "rows", s->rows, "weights",
@@ -134,6 +136,9 @@ static void cmd_info_report_text(const Subject *s, const Cost *k, const CacheCos
            cmd_info_human((double)c->bytes_per_token, "B", b[0]),
            cmd_info_human(cmd_info_all(c->state_bytes, a), "B", b[1]), (int)a->batch, c->context,
            cmd_info_human(cmd_info_all(c->bytes_at_context, a), "B", b[2]));
+    if (c->once_per_token)
+        printf("            %s of it for the rows of one layer as f32, to which those of each are decoded in turn\n",
+               cmd_info_human((double)c->once_per_token, "B", b[0]));
     if (c->at_most)
         printf("            at most: which rows are evicted depends on the text; generate reports what it kept\n");
     printf("as MHA      %s per token (2 L d_model elements); %d x %d tokens: %s\n",

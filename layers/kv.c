@@ -1,5 +1,6 @@
 /* kv.c: the rows of a pass as fields. */
 #include "kv.h"
+#include "layers/cache/aqua.h"
 #include "layers/cache/row_ranks.h"
 
 void kv_fields(const KvShape *s, int N, Kv *kv, Fields *f) {
@@ -44,6 +45,10 @@ static void kv_settle_basis(Run *r, const Kv *made) {
 }
 void kv_settle(Run *r, Kv *kv) {
     const Kv made = kv_made(r, kv);
+    if (basis_predicts(kv->s.basis)) {
+        aqua_settle(r, &made);
+        return;
+    }
     if (kv->s.basis) {
         kv_settle_basis(r, &made);
         row_ranks_rows(r, kv);

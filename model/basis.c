@@ -1,11 +1,10 @@
-/* basis.c: the bases of a model's rows, from a file that `kvsmith calibrate` wrote: model/basis.h has its format. */
+/* basis.c: the directions of a model's rows, from a file that `kvsmith calibrate` wrote; what its files have in common:
+ * model/basis.h has their formats. */
 #include "basis.h"
-#include "inside.h"
 #include "layers/cache/codec.h"
 #include "model/files/safetensors.h"
 #include "ops/checksum.h"
 
-enum { PATH_SHOWN = 120 };
 static const char *const part_words[2] = {"keys", "values"};
 void basis_name(char out[BASIS_NAME], int layer, bool value, const char *what) {
     snprintf(out, BASIS_NAME, "layers.%d.%s.%s", layer, part_words[value], what);
@@ -17,7 +16,7 @@ uint64_t basis_checksum(uint64_t h, const char *name, const void *p, size_t n) {
 }
 
 /* What a model must not have, whatever the file. */
-static bool basis_suits(const Model *m, const char *codec, Err *e) {
+bool basis_suits(const Model *m, const char *codec, Err *e) {
     bool any = false;
     if (device_apart(m->dev))
         return err_input(e, "--cache-dtype %s: no GPU kernel reads its rows; use --device cpu or another codec", codec);
@@ -85,7 +84,7 @@ static bool basis_read(const Model *m, int l, bool value, const St *st, PartBasi
         err_input(e, "%.*s: %s: expected %s, got another shape; this basis is of another model, run kvsmith calibrate",
                   PATH_SHOWN, st->path, name, tensor_shape(t, shape));
     ok = ok && st_read(st, x, t, e);
-    *p = (PartBasis){codec_rank(s->codec, width, value), width, NULL};
+    *p = (PartBasis){.rank = codec_rank(s->codec, width, value), .width = width};
     const size_t rank = (size_t)p->rank;
     if (ok) p->direction = xcalloc((size_t)lanes * rank * w, sizeof *p->direction);
     for (size_t h = 0; ok && h < (size_t)lanes; h++) {
@@ -98,28 +97,28 @@ static bool basis_read(const Model *m, int l, bool value, const St *st, PartBasi
     free(all);
     return ok;
 }
-static const char *basis_meta(const St *st, const char *key) {
+const char *basis_meta(const St *st, const char *key) {
     const char *text = json_string_value(json_object_get(st->file[0].metadata, key));
     return text ? text : "";
 }
-static bool basis_sound(const Model *m, const St *st, Err *e) {
+bool basis_sound(const St *st, const char *kind, int tensors, int layers, Err *e) {
     char digits[17];
     uint64_t h = 0;
-    if (strcmp(basis_meta(st, "kind"), BASIS_FORMAT) != 0)
+    if (strcmp(basis_meta(st, "kind"), kind) != 0)
         return err_input(e, "%.*s: not a basis that kvsmith calibrate wrote (kind '%.40s', expected %s)", PATH_SHOWN,
-                         st->path, basis_meta(st, "kind"), BASIS_FORMAT);
+                         st->path, basis_meta(st, "kind"), kind);
     for (int i = 0; i < st->n; i++) h = basis_checksum(h, st->entry[i].name, st->entry[i].p, st->entry[i].bytes);
     snprintf(digits, sizeof digits, "%016llx", (unsigned long long)h);
     if (strcmp(basis_meta(st, "checksum"), digits) != 0)
         return err_input(e, "%.*s: the file is damaged: its checksum is not that of its content", PATH_SHOWN, st->path);
+    return st->n == tensors ||
+           err_input(e, "%.*s: expected %d tensors for the %d layers of this model, got %d; run kvsmith calibrate",
+                     PATH_SHOWN, st->path, tensors, layers, st->n);
+}
+bool basis_leading(Model *m, const St *st, Err *e) {
     int layers = 0;
     for (int l = 0; l < m->L; l++) layers += basis_layer(m, l);
-    return st->n == layers * BASIS_TENSORS ||
-           err_input(e, "%.*s: expected %d tensors for the %d layers of this model, got %d; run kvsmith calibrate",
-                     PATH_SHOWN, st->path, layers * BASIS_TENSORS, layers, st->n);
-}
-static bool basis_layers(Model *m, const St *st, Err *e) {
-    m->basis = xcalloc((size_t)m->L, sizeof *m->basis);
+    if (!basis_sound(st, BASIS_FORMAT, layers * BASIS_TENSORS, layers, e)) return false;
     for (int l = 0; l < m->L; l++) {
         KvShape *s = &m->layer[l].rows;
         if (!basis_layer(m, l) || s->codec != m->opts.codec) continue;
@@ -128,38 +127,5 @@ static bool basis_layers(Model *m, const St *st, Err *e) {
             if (!basis_read(m, l, i, st, &m->basis[l].part[i], e)) return false;
         s->basis = &m->basis[l];
     }
-    for (int l = 0; l < m->L; l++) m->layer[l].rows.basis = m->layer[m->layer[l].kv_from].rows.basis;
-    model_basis_turns(m);
     return true;
-}
-
-void model_basis_turns(Model *m) {
-    for (int l = 0; m->basis && l < m->L; l++) {
-        const Mixer *of = m->layer[l].kind->mixer;
-        if (m->basis[l].lanes) basis_turns(&m->basis[l], of->turns ? of->turns(m->layer[l].cfg) : NULL);
-    }
-}
-bool model_basis_open(Model *m, Err *e) {
-    const RowCodec *c = m->opts.codec;
-    St st;
-    if (!c || !(c->rank > 0)) return true;
-    if (!c->basis)
-        return err_input(e, "--cache-dtype %s: expected basis=FILE, which kvsmith calibrate writes", c->name);
-    if (!basis_suits(m, c->name, e)) return false;
-    char *path = xformat("%.*s", c->basis_n, c->basis);
-    bool ok = st_open(&st, path, e);
-    free(path);
-    if (!ok) return false;
-    ok = basis_sound(m, &st, e) && basis_layers(m, &st, e);
-    if (ok) {
-        m->basis_sum = strtoull(basis_meta(&st, "checksum"), NULL, 16);
-        m->basis_of = strtoull(basis_meta(&st, "model"), NULL, 16);
-    }
-    st_close(&st);
-    return ok;
-}
-void model_basis_close(Model *m) {
-    for (int l = 0; m->basis && l < m->L; l++) basis_free(&m->basis[l]);
-    free(m->basis);
-    m->basis = NULL;
 }

@@ -163,6 +163,15 @@ void block_shared_fields(const Model *m, Workspace *ws, int l, int N, bool gradi
     kv_fields(&m->layer[l].rows, N, &ws->kv[l], &f);
     if (gradient) kv_fields(&m->layer[l].rows, N, &ws->dkv[l], all);
 }
+void block_below_fields(const Model *m, int N, Run *r, Fields *f) {
+    for (int l = 0; l < m->L; l++) {
+        const KvShape *s = &m->layer[l].rows;
+        if (!basis_predicts(s->basis)) continue;
+        field(f, &r->below[0], "keys of the layer below", 0, N, s->lanes, s->kdim);
+        field(f, &r->below[1], "values of the layer below", 0, N, s->lanes, s->vdim);
+        return;
+    }
+}
 void block_stream_fields(const Model *m, int N, Tensor *x, Tensor *xf, Tensor *rstd, Fields *all) {
     Fields f = block_activations(all, device_bf16_acts(m->dev));
     for (int l = 0; l <= m->L; l++) field(all, &x[l], "x", 0, N, m->cfg.d_model);

@@ -37,6 +37,8 @@ typedef struct {
 void block_fields(const Model *, Workspace *, int l, int N, Fields *);
 /* Declares the K/V of layer l, which other layers read, and with `gradient` its gradient, to which all of them add. */
 void block_shared_fields(const Model *, Workspace *, int l, int N, bool gradient, Fields *);
+/* Declares Run.below, where the codec predicts rows from those of the layer below. */
+void block_below_fields(const Model *, int N, Run *, Fields *);
 /* Declares the stream between the blocks, x (L+1 tensors (N,d)), and what the norm before the head makes of it. */
 void block_stream_fields(const Model *, int N, Tensor *x, Tensor *xf, Tensor *rstd, Fields *);
 /* The K/V that layer l reads. */

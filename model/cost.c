@@ -1,4 +1,5 @@
 #include "cost.h"
+#include "layers/cache/aqua.h"
 #include "layers/cache/codec.h"
 #include "optim/state.h"
 
@@ -110,7 +111,10 @@ void cost_cache(const Model *m, int context, CacheCost *c) {
         c->state_bytes += y->state_bytes;
         c->at_most |= s->evicts;
         c->bytes_at_context += y->bytes;
+        if (aqua_token_bytes(s)) c->once_per_token = aqua_token_bytes(s);
     }
+    c->bytes_per_token += c->once_per_token, c->grows_per_token += c->once_per_token;
+    c->bytes_at_context += c->once_per_token * (size_t)context;
     c->mha_bytes_per_token =
         2 * (size_t)m->L * codec_part_bytes(m->opts.codec ? m->opts.codec : &codec_f32, m->cfg.d_model);
     c->mha_bytes_at_context = c->mha_bytes_per_token * (size_t)context;

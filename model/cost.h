@@ -35,8 +35,9 @@ typedef struct {
 } LayerCache;
 typedef struct {
     int L, context;
-    size_t bytes_per_token;               /* sum of token_bytes: growth per token before any window is full */
-    size_t grows_per_token;               /* the part that still grows beyond every window */
+    size_t bytes_per_token; /* sum of token_bytes, and once_per_token: growth per token before any window is full */
+    size_t once_per_token;  /* of rows that layers do not have each: those of one as `real`s, of the codec aqua */
+    size_t grows_per_token; /* the part that still grows beyond every window */
     size_t state_bytes, bytes_at_context; /* of one sequence */
     bool at_most; /* rows of some layer are evicted: the bytes are for a text in which none is */
     size_t mha_bytes_per_token,

@@ -207,6 +207,7 @@ static void extend_pass(const Model *m, Workspace *ws, Run *r, const Cache *c, c
     Fields place = arena_placer(r->scratch);
     for (int l = 0; l < m->L; l++)
         if (m->layer[l].owner) kv_pass_fields(&m->layer[l].rows, N, &ws->kv[l], &place);
+    block_below_fields(m, N, r, &place);
     evicted_together(m, ws, r, N);
     const RowList looked = extend_ask(m, ws, r, c, want);
     for (int l = 0; l < m->L; l++) {

@@ -214,6 +214,7 @@ static void score_pass(const Model *m, Workspace *ws, const Batch *b, const int 
     field(&place, &rstd, "rstd", FIELD_F32, N);
     for (int l = 0; l < m->L; l++)
         if (m->layer[l].shared) block_shared_fields(m, ws, l, N, false, &place);
+    block_below_fields(m, N, r, &place);
     stat_fields(b->B, &r->stat, NULL, &place);
     r->ops->zero(r, r->stat);
     sums_need(m, r, 0);

@@ -14,13 +14,20 @@ enum { BASIS_WIDEST = 1024, TURN_BITS = 6, TURN_STEPS = 1 << TURN_BITS, TURN_DIG
 typedef struct {
     int rank, width;
     real *direction; /* (lanes,rank,width) */
+    /* Of rows that are predicted: rank = width, and direction NULL. */
+    int inputs;
+    real *weight, *bias; /* (lanes width, inputs), (lanes width) */
 } PartBasis;
-typedef struct {
+typedef struct RowBasis RowBasis;
+struct RowBasis {
     int lanes, pairs;
     PartBasis part[2]; /* of keys, of values */
     int (*pair)[2];    /* (pairs) elements of a key that turn together */
     real *cos, *sin;   /* (TURN_DIGITS,TURN_STEPS,pairs) by digit 0, 1, .. of a position's digit in base TURN_STEPS */
-} RowBasis;
+    const RowBasis *below; /* of rows that are predicted: that of the rows which they are predicted from; NULL: none */
+};
+/* Rows are stored as residuals (layers/cache/aqua.h), and part_decode does not know them. */
+static inline bool basis_predicts(const RowBasis *b) { return b && b->part[0].bias; }
 
 /* A key, turned by its position; `by` -1: turned back. */
 static inline void basis_turn(const RowBasis *b, real *key, int pos, int by) {

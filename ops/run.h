@@ -83,6 +83,7 @@ struct RowCodec {
     double rank, value_rank;
     const char *basis;
     int basis_n;
+    bool predicts; /* rows are stored as residuals of a prediction, which the file has (layers/cache/aqua.h) */
 };
 
 /* Ops.hadamard: values of a piece of a row of `width`. */
@@ -147,6 +148,7 @@ static inline void part_decode(const KvShape *s, real *to, const void *part, boo
         s->codec->decode(s->codec, to, part, width);
     } else {
         real c[BASIS_WIDEST];
+        CHECK(!basis_predicts(s->basis), "a residual without its prediction");
         s->codec->decode(s->codec, c, part, value ? value_stored(s) : key_stored(s));
         basis_expand(s->basis, to, c, value, lane, pos);
     }
@@ -280,10 +282,12 @@ typedef struct {
     Tensor stat;     /* (B,STATS,2) sum, count: forward adds; absent in a replayed forward and outside of training */
     Tensor dstat;    /* (B,STATS) derivative of the loss by the sums: backward reads; absent: none */
     GivenAll given;
-    Probe probe;    /* of the layer that runs */
-    Tensor guess;   /* (out.n, heads, kdim) the layer's queries as the layer before guessed them (Mixer.queries) */
-    Tensor novelty; /* (N) -log P of each row's token by the rows before it, 0 of a document's first; absent: no policy
+    Probe probe;     /* of the layer that runs */
+    Tensor guess;    /* (out.n, heads, kdim) the layer's queries as the layer before guessed them (Mixer.queries) */
+    Tensor novelty;  /* (N) -log P of each row's token by the rows before it, 0 of a document's first; absent: no policy
                        asks for it */
+    Tensor below[2]; /* (N,lanes,kdim) (N,lanes,vdim) keys and values of the slot that was settled last, of a codec that
+                        predicts rows from them; absent: another codec */
     struct RowRanks *share; /* the ranks that make the pass's rows together; NULL: this one makes all. Of them `in` and
                                `out` are this rank's own (layers/cache/row_ranks.h) */
 } Run;

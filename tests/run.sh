@@ -88,7 +88,7 @@ done
 # f32 has run, and with AMX where it can be emulated. Those of single ops (ops, acts, bf16, recur, tiles) go through all
 # op tables by themselves. A pass is 65 s of processor time, a sixth of it extend and a sixth train; dist and dist_save,
 # whose arithmetic is that of train, would be 40 s more.
-isa_suites='@(@(choices|convert|convert_share|dmc|extend|gradient|hf*|kda|levels|linear|minicache|mla|moe|muon|bf16_model|palu*|session|sft_train|stages|task_train|teacher|train|uptrain|yoco)/*|finetune/gradients*)'
+isa_suites='@(@(aqua*|choices|convert|convert_share|dmc|extend|gradient|hf*|kda|levels|linear|minicache|mla|moe|muon|bf16_model|palu*|session|sft_train|stages|task_train|teacher|train|uptrain|yoco)/*|finetune/gradients*)'
 case " $parts " in *" isa "*)
     sets=$("$build/kvsmith" device --isa none 2>&1 | sed -n 's/.*expected one of: auto, //p' | tr -d ,)
     best=${sets##* }

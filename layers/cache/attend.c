@@ -1,4 +1,5 @@
 /* attend.c: what a pass reads of the cache. */
+#include "aqua.h"
 #include "slot.h"
 
 /* All rows of the sequences whose queries have a history are read once. */
@@ -23,7 +24,7 @@ void kv_attend(Run *r, const Slot *s, const Kv *pass, Tensor o, Tensor lse, Tens
     if (s->ranks)
         row_ranks_attend(r, s->ranks, kv_lanes_there(s), pass, o, lse, q, spec);
     else
-        r->ops->attend_lanes(r, o, lse, q, kv_lanes_there(s), pass, spec, merge);
+        r->ops->attend_lanes(r, o, lse, q, s->chain ? chain_lanes(r, s) : kv_lanes_there(s), pass, spec, merge);
     attend_counts(r, s);
 }
 void kv_probe(Run *r, Tensor q, Tensor lse, AttnSpec spec) {

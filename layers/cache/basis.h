@@ -19,6 +19,10 @@ void kv_moments_free(KvMoments *);
 /* Adds the rows of sequence seq, stored as `real`s, at positions from `from` on. Waits for a device. */
 void kv_moments_add(KvMoments *, const Slot *, int seq, int from, int threads);
 
+/* The rows of a document of sequence seq that the slot has whole, stored as `real`s: keys (n,lanes,kdim), turned back,
+ * and values (n,lanes,vdim). Returns n. */
+int kv_rows_turned_back(const Slot *, int seq, real *keys, real *values);
+
 /* The eigenvectors of a symmetric matrix a (n,n), which is used up, as rows of v (n,n) by descending eigenvalues, which
  * go to `value` (n). The element of a vector with the largest magnitude is positive. */
 void basis_eigen(int n, double *a, double *v, double *value);

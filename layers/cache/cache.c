@@ -1,4 +1,5 @@
 /* cache.c: the passes of a cache: pages for the new rows, rows that are stored; memory. */
+#include "aqua.h"
 #include "codec.h"
 #include "slot.h"
 #include "ops/host.h"
@@ -42,6 +43,7 @@ bool kv_begin(Cache *c, const Batch *b, Err *e) {
         if (c->slot[i].read) *c->slot[i].read = 0;
     if (!kv_sound(c, e)) return false; /* a page was copied */
     if (c->tier) tier_begin(c->tier, b);
+    if (c->chain) chain_begin(c->chain);
     return true;
 }
 
@@ -327,6 +329,7 @@ static size_t cache_place(Cache *c) {
     }
     for (int i = 0; i < c->nslots; i++) slot_place(&c->slot[i], &c->mem, host);
     if (c->tier) tier_place(c->tier, &c->mem);
+    if (c->chain) chain_place(c->chain, &c->mem);
     return bytes;
 }
 /* The same without memory: what is needed. With a limit rows of slots go to disk, of as few as may be. */
@@ -464,6 +467,8 @@ bool kv_open_ranks(Cache *c, Device *dev, const PolicyCfg *policy, const KvTier 
         }
     }
     blocks_pair(c->slot, nslots);
+    c->chain = chain_make(c->slot, nslots);
+    CHECK(!c->chain || !tier || !tier->memory, "rows on disk that are predicted");
     size_t tables = 0;
     if (!cache_measure(c, tier, &tables, e)) {
         kv_close(c);
@@ -502,6 +507,7 @@ bool kv_open_ranks(Cache *c, Device *dev, const PolicyCfg *policy, const KvTier 
         c->slot[i].mirror = c->mirror;
         slot_clear(&c->slot[i]);
     }
+    if (c->chain) chain_clear(c->chain);
     return true;
 }
 void kv_order(Cache *c, int n, const int *slots) {
@@ -521,6 +527,7 @@ void kv_close(Cache *c) {
     free(c->prompted);
     for (int i = 0; c->slot && i < c->nslots; i++) free(c->slot[i].turns);
     row_ranks_close(c->ranks);
+    chain_free(c->chain);
     free(c->slot);
     *c = (Cache){0};
 }
@@ -558,7 +565,7 @@ static size_t cache_fixed_bytes(const Cache *c, const Slot *s) {
            ((size_t)s->t.s.state + carried(&s->t.s)) * sizeof(real) + salient_state_bytes(&s->t.s);
 }
 size_t kv_bytes(const Cache *c, int seq) {
-    size_t n = 0;
+    size_t n = c->chain ? chain_bytes(c->chain, seq) : 0;
     for (int i = 0; i < c->nslots; i++) {
         const Slot *s = &c->slot[i];
         for (int h = 0; h < s->t.s.lanes; h++)
@@ -593,7 +600,10 @@ static size_t cache_distinct(const Cache *c, const Slot *s, const int *used, boo
 }
 size_t kv_resident(const Cache *c, const int *used) {
     size_t n = 0, sequences = 0;
-    for (int q = 0; q < c->nseq; q++) sequences += used[q] != 0;
+    for (int q = 0; q < c->nseq; q++) {
+        sequences += used[q] != 0;
+        if (c->chain && used[q]) n += chain_bytes(c->chain, q);
+    }
     for (int i = 0; i < c->nslots; i++) {
         const Slot *s = &c->slot[i];
         bool *seen = xcalloc(((size_t)s->t.npages + (size_t)s->t.nblocks) * (size_t)s->t.P + 1, sizeof *seen);

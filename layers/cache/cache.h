@@ -40,15 +40,16 @@ typedef struct {
     DirtyCopy *mirror; /* from `tables` to the copy; NULL: there is none */
     void *words;       /* its scratch */
     struct Moves *moves;
-    PolicyCfg policy;  /* which rows stay, of slots that it suits */
-    int *after;        /* (nseq) position from which queries select what they read; INT32_MAX: none does yet */
-    bool *prompted;    /* (nseq) the prompt has ended; NULL: no policy waits for it */
-    int *observed;     /* (nseq) queries of the document that a policy which asks all was told of; NULL: no policy */
-    size_t visited;    /* rows that kv_end has looked at to find those that expire; for tests */
-    real *scores;      /* of a device, the host's copy of a slot's Slot.score */
-    Device *dev;       /* NULL: the host's memory */
-    struct Tier *tier; /* rows that are on disk; NULL: no limit was given */
-    RowRanks *ranks;   /* who has the others' rows; NULL: this process has all */
+    PolicyCfg policy;    /* which rows stay, of slots that it suits */
+    int *after;          /* (nseq) position from which queries select what they read; INT32_MAX: none does yet */
+    bool *prompted;      /* (nseq) the prompt has ended; NULL: no policy waits for it */
+    int *observed;       /* (nseq) queries of the document that a policy which asks all was told of; NULL: no policy */
+    size_t visited;      /* rows that kv_end has looked at to find those that expire; for tests */
+    real *scores;        /* of a device, the host's copy of a slot's Slot.score */
+    Device *dev;         /* NULL: the host's memory */
+    struct Tier *tier;   /* rows that are on disk; NULL: no limit was given */
+    struct Chain *chain; /* rows that are predicted from those of the slot before (aqua.h); NULL: none are */
+    RowRanks *ranks;     /* who has the others' rows; NULL: this process has all */
     struct Graphs
         *graphs; /* what of a decoding step over it the device replays (ops/graph.h), its owner's; NULL: nothing */
 } Cache;
@@ -148,7 +149,9 @@ size_t blocks_bytes(const KvShape *, int s0, int sinks, int lo, int hi);
 size_t kv_read(const Cache *);                /* bytes of rows that the last pass read, of all sequences and readers */
 int kv_rows(const Slot *, int seq, int lane); /* rows resident in one lane, of this rank */
 int kv_pages(const Slot *);                   /* pages in use, by all sequences */
-size_t kv_bytes(const Cache *, int seq);      /* bytes of resident rows, carried rows and states of one sequence */
+/* Bytes of resident rows, carried rows and states of one sequence, and of its rows of one layer as `real`s where these
+ * are made of residuals (aqua.h). */
+size_t kv_bytes(const Cache *, int seq);
 /* The same of all sequences with used[seq] != 0; a row that several of them have is counted once. */
 size_t kv_resident(const Cache *, const int *used);
 KvDisk kv_disk(const Cache *);       /* no limit was given: zeros but for `memory` */

@@ -11,7 +11,7 @@
 enum { CODEC_NAMES_MAX = 176, CODEC_TEXT_MAX = 120 };
 extern const RowCodec codec_f32, codec_bf16, codec_int8, codec_fp8, codec_int4, codec_int3, codec_int2, codec_kivi4,
     codec_kivi3, codec_kivi2, codec_kvquant4, codec_kvquant3, codec_kvquant2, codec_zipcache, codec_palu,
-    codec_minicache;
+    codec_minicache, codec_aqua;
 /* What several codecs share: rows as `real`s, and packed codes of RowCodec.bits and .group. */
 size_t codec_f32_bytes(const RowCodec *, int width), codec_packed_bytes(const RowCodec *, int width);
 void codec_f32_encode(const RowCodec *, void *part, const real *from, int width);
@@ -32,14 +32,15 @@ const RowCodec *codec_find(const char *name);
 void codec_names(char out[CODEC_NAMES_MAX]);
 /* NAME or NAME:KEY=VALUE,...: group=32|64 of packed codes; rotate=yes|no of every codec but f32, bf16, kvquant, which
  * has apart=yes|no and turned=yes|no; zipcache has bits, salient_bits, share and probes, palu rank, value_rank, bits
- * and basis, and minicache from, t, apart (a share) and bits. The text must outlive the RowCodec: `basis` points into
- * it. */
+ * and basis, minicache from, t, apart (a share) and bits, and aqua bits and basis. The text must outlive the RowCodec:
+ * `basis` points into it. */
 bool codec_parse(const char *text, RowCodec *, Err *);
 /* "group=32,rotate=no": all settings, with `between` between them; "": there are none. */
 void codec_settings(const RowCodec *, char between, char out[CODEC_TEXT_MAX]);
 /* Bytes of a part of so many elements among many rows. */
 size_t codec_part_bytes(const RowCodec *, int width);
-bool codec_rotates(const RowCodec *); /* it can: `rotate` is a setting of it */
+bool codec_rotates(const RowCodec *);    /* it can: `rotate` is a setting of it */
+bool codec_calibrated(const RowCodec *); /* it needs a file of `kvsmith calibrate`: `basis` is a setting of it */
 /* Directions that a codec with a rank stores of a key or value of so many elements; `width`: it has none. */
 int codec_rank(const RowCodec *, int width, bool value);
 /* A codec that merges rows of two layers, as the lower or the upper layer of a pair has it. */

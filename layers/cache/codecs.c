@@ -4,7 +4,7 @@
 static const RowCodec *const codecs[] = {
     &codec_f32,      &codec_bf16,     &codec_int8,  &codec_fp8,       &codec_int4,     &codec_int3,
     &codec_int2,     &codec_kivi4,    &codec_kivi3, &codec_kivi2,     &codec_kvquant4, &codec_kvquant3,
-    &codec_kvquant2, &codec_zipcache, &codec_palu,  &codec_minicache,
+    &codec_kvquant2, &codec_zipcache, &codec_palu,  &codec_minicache, &codec_aqua,
 };
 enum { CODECS = sizeof codecs / sizeof *codecs, WORD_MOST = 40 };
 
@@ -34,8 +34,9 @@ size_t codec_part_bytes(const RowCodec *c, int width) {
     }
     return c->block ? c->piece_bytes(c, width) : c->bytes(c, width);
 }
+bool codec_calibrated(const RowCodec *c) { return c->rank > 0 || c->predicts; }
 bool codec_rotates(const RowCodec *c) {
-    return !c->levels && !c->salient_bits && !c->merges && !(c->rank > 0) &&
+    return !c->levels && !c->salient_bits && !c->merges && !(c->rank > 0) && !c->predicts &&
            (c->block || (c->as != ROWS_REAL && c->as != ROWS_BF16));
 }
 /* Settings that are yes or no, and their places in a RowCodec. */
@@ -84,15 +85,17 @@ static bool setting_bits(RowCodec *c, double x, int least) {
         if (x == bits) return c->bits = bits, true;
     return false;
 }
-/* Settings of a codec with a rank. `at`: the same word in the text that is kept. */
+/* Settings of a codec with a file. `at`: the same word in the text that is kept. */
 static const char rank_known[] = "basis=FILE, rank=0..1, value_rank=0..1, bits=32|16|8|4|3|2, group=32|64";
+static const char predicts_known[] = "basis=FILE, bits=4|3|2, group=32|64";
 static bool setting_rank(RowCodec *c, const char *word, const char *at) {
     const char *value = strchr(word, '=');
     double x;
-    if (!(c->rank > 0) || !value++ || !*value) return false;
+    if (!codec_calibrated(c) || !value++ || !*value) return false;
     const size_t n = (size_t)(value - word);
     if (!strncmp(word, "basis=", n)) return c->basis = at + n, c->basis_n = (int)strlen(value), true;
     if (!setting_value(value, &x)) return false;
+    if (c->predicts) return !strncmp(word, "bits=", n) && (x == 2 || x == 3 || x == 4) ? c->bits = (int)x, true : false;
     if (!strncmp(word, "rank=", n)) return x > 0 && x <= 1 ? c->rank = x, true : false;
     if (!strncmp(word, "value_rank=", n)) return x > 0 && x <= 1 ? c->value_rank = x, true : false;
     return !strncmp(word, "bits=", n) && setting_bits(c, x, 2);
@@ -133,6 +136,7 @@ void codec_settings(const RowCodec *c, char between, char out[CODEC_TEXT_MAX]) {
     if (c->merges)
         snprintf(out + n, CODEC_TEXT_MAX - (size_t)n, "%cfrom=%.9g%ct=%.9g%capart=%.9g%cbits=%d", between, c->from,
                  between, c->toward, between, c->share, between, c->bits);
+    if (c->predicts) n += snprintf(out + n, CODEC_TEXT_MAX - (size_t)n, "%cbits=%d", between, c->bits);
     for (int i = 0; i < FLAGS; i++) {
         const bool yes = *(const bool *)((const char *)c + flags[i].at);
         if (!flag_known(c, i)) continue;
@@ -155,7 +159,7 @@ static bool setting_take(RowCodec *c, const char *word, const char *at, Err *e) 
     if (setting_number(c, word)) return true;
     if (c->salient_bits) n = snprintf(known, sizeof known, "%s", numbers_known);
     if (c->group) n = snprintf(known, sizeof known, "group=32, group=64");
-    if (c->rank > 0) n = snprintf(known, sizeof known, "%s", rank_known);
+    if (codec_calibrated(c)) n = snprintf(known, sizeof known, "%s", c->predicts ? predicts_known : rank_known);
     if (c->merges) n = snprintf(known, sizeof known, "%s", merged_known);
     for (int i = 0; i < FLAGS; i++) {
         if (setting_flag(c, i, word)) return true;

@@ -34,6 +34,23 @@ static int moments_rows(const Slot *s, const RowBasis *turn, int lane, bool valu
     free(part);
     return n;
 }
+int kv_rows_turned_back(const Slot *s, int seq, real *keys, real *values) {
+    const KvShape *k = &s->t.s;
+    RowBasis turn = {0};
+    const int first = seq * k->lanes, n = s->t.hi[first] - s->t.lo[first];
+    CHECK(rows_as(k) == ROWS_REAL && !s->t.nblocks && !k->alias && !k->window, "rows in %s", k->codec->name);
+    basis_turns(&turn, s->turn);
+    for (int h = 0; h < k->lanes; h++)
+        for (int j = 0; j < n; j++) {
+            const size_t place = slot_place_of(s, first + h, s->t.lo[first] + j), at = (size_t)(j * k->lanes + h);
+            real *key = keys + at * (size_t)k->kdim;
+            slot_read(s, slot_key(s, place), key, (size_t)k->kdim * sizeof(real));
+            slot_read(s, slot_value(s, place), values + at * (size_t)k->vdim, (size_t)k->vdim * sizeof(real));
+            basis_turn(&turn, key, s->t.pos[place], -1);
+        }
+    basis_free(&turn);
+    return n;
+}
 /* Row a of the upper triangle of the sum of x x^T, in the order of the rows, whatever the threads. */
 static void moments_sum(double *sum, const double *x, int n, int width, int threads) {
     const size_t w = (size_t)width;

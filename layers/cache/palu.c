@@ -44,6 +44,6 @@ void basis_turns(RowBasis *b, const Rope *r) {
 }
 void basis_free(RowBasis *b) {
     free(b->pair), free(b->cos);
-    for (int i = 0; i < 2; i++) free(b->part[i].direction);
+    for (int i = 0; i < 2; i++) free(b->part[i].direction), free(b->part[i].weight), free(b->part[i].bias);
     *b = (RowBasis){0};
 }

@@ -44,6 +44,8 @@ struct Slot {
     const Rope *turn;        /* how keys and queries are rotated; NULL: they are not, or not alike */
     RowTurns *turns;         /* Lanes.turns */
     Slot *below; /* of a codec that merges rows of two layers, in the upper one: the slot that it is paired with */
+    struct Chain *chain;     /* of rows that are predicted from those of the slot before (aqua.h); NULL: they are not */
+    int link;                /* the slot's place in it */
     int max_tokens;
 };
 static inline int slot_lanes(const Slot *s) { return s->t.nseq * s->t.s.lanes; }

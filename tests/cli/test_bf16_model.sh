@@ -44,7 +44,7 @@ refused() { # part of the line, arguments
     run "$@"
     [ $? -eq 2 ] && [ ! -s "$tmp/out" ] && [ "$(wc -l <"$tmp/err")" -eq 1 ] && grep -qF -- "$part" "$tmp/err" || wrong "$*: $(cat "$tmp/err")"
 }
-refused "--cache-dtype: expected f32, bf16, int8, fp8, int4, int3, int2, kivi4, kivi3, kivi2, kvquant4, kvquant3, kvquant2, zipcache, palu or minicache, got 'f16'" generate $src --cache-dtype f16
+refused "--cache-dtype: expected f32, bf16, int8, fp8, int4, int3, int2, kivi4, kivi3, kivi2, kvquant4, kvquant3, kvquant2, zipcache, palu, minicache or aqua, got 'f16'" generate $src --cache-dtype f16
 refused "--cache-dtype int4: expected group=32, group=64, rotate=yes or rotate=no, got 'group=48'" generate $src --cache-dtype int4:group=48
 refused "--cache-dtype int8: expected rotate=yes or rotate=no, got 'group=32'" generate $src --cache-dtype int8:rotate=yes,group=32
 refused "--cache-dtype bf16: expected no settings, got 'rotate=yes'" generate $src --cache-dtype bf16:rotate=yes

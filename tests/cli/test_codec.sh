@@ -28,7 +28,7 @@ done
 verdict bytes
 
 run info --codecs || wrong "info --codecs: exit $?, $(cat "$tmp/err")"
-for name in f32 bf16 int8 fp8 int4 int3 int2 kivi4 kivi3 kivi2 kvquant4 kvquant3 kvquant2 zipcache palu minicache; do
+for name in f32 bf16 int8 fp8 int4 int3 int2 kivi4 kivi3 kivi2 kvquant4 kvquant3 kvquant2 zipcache palu minicache aqua; do
     grep -q "^| .$name. | .* | [0-9]* | [0-9]* | .*|$" "$tmp/out" || wrong "info --codecs lacks $name"
 done
 grep -q '^| .int4. | .* | 40 | 80 | .group=32 rotate=no. |$' "$tmp/out" || wrong "info --codecs: $(grep int4 "$tmp/out")"

@@ -54,7 +54,7 @@ static double distance(const real *a, const real *b, size_t n) {
 }
 
 /* Rows that a codec stores each alone and as they are; test_blocks.c and test_palu.c have the others. */
-static bool plain(const RowCodec *c) { return !c->block && !(c->rank > 0); }
+static bool plain(const RowCodec *c) { return !c->block && !codec_calibrated(c); }
 
 /* Of the logits that rows as computed give, relative. */
 static double most_apart(const RowCodec *c) {

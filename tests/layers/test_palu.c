@@ -86,7 +86,8 @@ static void calibrated(Cache *plain, RowBasis *b) {
     for (int i = 0; i < 2; i++) {
         const int w = m.width[i], rank = i ? RANK_V : RANK_K;
         b->lanes = LANES;
-        b->part[i] = (PartBasis){rank, w, xcalloc((size_t)(LANES * rank * w), sizeof(real))};
+        b->part[i] =
+            (PartBasis){.rank = rank, .width = w, .direction = xcalloc((size_t)(LANES * rank * w), sizeof(real))};
     }
     for (int i = 0; i < 2; i++)
         for (int h = 0; h < LANES; h++) {

@@ -157,6 +157,12 @@ bool decode_fill(Decode *d, Err *e) {
         if (salient_queries(&kv_lanes(kv_slot(c, i))->s))
             return err_input(e, "--fill: --cache-dtype %s asks queries, and drawn rows have none; leave --fill out",
                              kv_lanes(kv_slot(c, i))->s.codec->name);
+    for (int i = 0; i < c->nslots; i++)
+        if (kv_lanes(kv_slot(c, i))->s.basis)
+            return err_input(e,
+                             "--fill: --cache-dtype %s stores what calibrated matrices make of rows, which drawn rows "
+                             "are not; leave --fill out",
+                             kv_lanes(kv_slot(c, i))->s.codec->name);
     int *ints = xcalloc(3 * (size_t)N + 3, sizeof *ints);
     Fill f = {.kv = xcalloc((size_t)c->nslots, sizeof *f.kv), .off = ints, .seq = ints + 2};
     f.of = ints + 3, f.pos = f.of + N, f.first = f.pos + N;
