@@ -235,7 +235,7 @@ static bool cmd_generate_json(const Prompts *p, const Args *a, const KvDisk *dis
     json_t *list = a->batch_file ? json_array() : NULL,
            *j = list ? json_pack("{s:o}", "results", list) : cmd_generate_result(p->g);
     for (int i = 0; list && i < p->n; i++) json_array_append_new(list, cmd_generate_result(&p->g[i]));
-    if (disk->of) json_object_set_new(j, "disk", engine_disk(disk, 1));
+    if (disk->of) json_object_set_new(j, engine_disk_name(disk), engine_disk(disk, 1));
     return engine_print(j, e);
 }
 static bool cmd_generate_report(const Prompts *p, const Args *a, const Cli *cli, bool streamed, KvDisk disk, Err *e) {
@@ -256,8 +256,8 @@ static bool cmd_generate_report(const Prompts *p, const Args *a, const Cli *cli,
         fprintf(stderr, "%d prompt tokens in %.3f s, %d new in %.3f s (%.1f tokens/s), cache %zu bytes, ended by %s\n",
                 old, prefill, new, decode, cmd_generate_rate(p->g), cache, finish_name(p->g->finish));
     if (!cli->quiet && disk.slots)
-        fprintf(stderr, "rows of %d of %d layers on disk: %zu bytes read, %zu written\n", disk.slots, disk.of,
-                disk.read, disk.written);
+        fprintf(stderr, "rows of %d of %d layers %s: %zu bytes read, %zu written\n", disk.slots, disk.of,
+                disk.host ? "in the host's memory" : "on disk", disk.read, disk.written);
     return true;
 }
 

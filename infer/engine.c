@@ -53,10 +53,12 @@ bool engine_slurp(const char *path, const char *what, char **text, size_t *n, Er
     return ok;
 }
 
+const char *engine_disk_name(const KvDisk *d) { return d->host ? "host" : "disk"; }
 json_t *engine_disk(const KvDisk *d, double steps) {
     return json_pack("{s:i, s:i, s:I, s:I, s:f, s:f, s:f}", "layers", d->slots, "of", d->of, "memory_bytes",
-                     (json_int_t)d->memory, "file_bytes", (json_int_t)d->file, "read_bytes", (double)d->read / steps,
-                     "written_bytes", (double)d->written / steps, "waited_s", d->waited / steps);
+                     (json_int_t)d->memory, d->host ? "host_bytes" : "file_bytes", (json_int_t)d->file, "read_bytes",
+                     (double)d->read / steps, "written_bytes", (double)d->written / steps, "waited_s",
+                     d->waited / steps);
 }
 json_t *engine_number(double x) { return isfinite(x) ? json_real(x) : json_null(); }
 
@@ -86,7 +88,8 @@ bool engine_device(Device **dev, const Cli *cli, Err *e) {
     if (!device_bind(bound, name, cli->isa, e)) return false;
     name = bound;
     if (!device_open(dev, name, imax(cli->threads, 0), e)) return false;
-    if ((!cli->bf16 || device_bf16(*dev, true, e)) && (!cli->tuning || device_tuning(*dev, cli->tuning, e)))
+    if (kv_tier_fits(*dev, &cli->tier, e) && (!cli->bf16 || device_bf16(*dev, true, e)) &&
+        (!cli->tuning || device_tuning(*dev, cli->tuning, e)))
         return true;
     device_close(*dev);
     return false;

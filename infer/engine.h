@@ -74,7 +74,9 @@ bool engine_slurp(const char *path, const char *what, char **text, size_t *n, Er
 void engine_signals(void);
 /* Print a JSON object in one line on stdout and drop the reference. NULL or a failed write: EXIT_RUNTIME. */
 bool engine_print(json_t *, Err *);
-/* What the disk tier of a command's cache did, for its JSON; `steps`: bytes and seconds are divided by as many. */
+/* What the tier of a command's cache did, for its JSON, and the name under which it has it, "disk" or "host"; `steps`:
+ * bytes and seconds are divided by as many. */
+const char *engine_disk_name(const KvDisk *);
 json_t *engine_disk(const KvDisk *, double steps);
 /* A number, or null where JSON has none (NaN, infinities). */
 json_t *engine_number(double);

@@ -40,7 +40,7 @@ bool session_open(Session *s, const Model *m, SessionOpts o, Err *e) {
         workspace_close(&s->own);
         return false;
     }
-    if (!o.plain && device_apart(m->dev)) s->cache.graphs = graphs_open(m->dev);
+    if (!o.plain && device_apart(m->dev) && !kv_disk(&s->cache).slots) s->cache.graphs = graphs_open(m->dev);
     marks_open(&s->marks, &s->cache, o.document == -1 ? o.marks : 0);
     s->next = xcalloc((size_t)session_places(s), sizeof(int));
     s->rows = xcalloc(5 * (size_t)o.chunk + 3 * (size_t)o.nseq + 1, sizeof(int));

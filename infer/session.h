@@ -94,5 +94,5 @@ int session_length(const Session *, int seq);   /* tokens of the current documen
 size_t session_bytes(const Session *, int seq); /* resident rows and states of the cache */
 /* The same of all sequences that are not empty, rows that several share counted once. */
 size_t session_resident(const Session *);
-/* The cache's disk tier; zeros but for `memory` where no limit was given. */
+/* The cache's tier, on disk or with the host; zeros but for `memory` where no limit was given. */
 KvDisk session_disk(const Session *);

@@ -66,12 +66,12 @@ enum { TIER_OPTIONS = 3 };
 static const struct argp_option tier_options[TIER_OPTIONS] = {
     {"cache-memory", KEY_MEMORY, "BYTES", 0,
      "Memory of a cache at most, such as 500MB or 2GiB; rows of layers that do not fit are kept in a file of "
-     "--cache-disk (default: no limit)",
+     "--cache-disk or, with a GPU, in the host's memory (default: no limit)",
      0},
     {"cache-disk", KEY_DISK, "DIR", 0, "Where that file is; it has no name and is gone when the command ends", 0},
     {"cache-prefetch", KEY_PREFETCH, "NAME", 0,
-     "auto: a thread reads the rows of the next such layer while one computes; off: each layer waits for its own, and "
-     "one buffer less is needed (default auto)",
+     "auto: the rows of the next such layer are read while one computes; off: each layer waits for its own, and one "
+     "buffer less is needed (default auto)",
      0},
 };
 
@@ -154,13 +154,11 @@ static bool cli_tier(Cli *cli, int key, const char *arg, Err *e) {
     return cli->tier.alone || !strcmp(arg, "auto") ||
            err_input(e, "--cache-prefetch: expected auto or off, got '%.*s'", WORD_MAX, arg);
 }
-/* The limit and the folder need each other. */
+/* The limit can be without a folder where the device is a GPU (kv_tier_fits). */
 static bool cli_tier_whole(const Cli *cli, const char *cmd, Err *e) {
-    if (!cli->tier.memory && (cli->tier.dir || cli->tier.alone))
-        return err_input(e, "%s: %s needs a limit: give --cache-memory BYTES, too", cmd,
-                         cli->tier.dir ? "--cache-disk" : "--cache-prefetch");
-    return !cli->tier.memory || cli->tier.dir ||
-           err_input(e, "%s: --cache-memory needs a folder for rows that do not fit: give --cache-disk DIR, too", cmd);
+    return cli->tier.memory || !(cli->tier.dir || cli->tier.alone) ||
+           err_input(e, "%s: %s needs a limit: give --cache-memory BYTES, too", cmd,
+                     cli->tier.dir ? "--cache-disk" : "--cache-prefetch");
 }
 static bool cli_ranks(Cli *cli, const char *arg, Err *e) {
     cli->ranks.prompts = !strcmp(arg, "prompt");

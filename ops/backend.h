@@ -23,7 +23,7 @@ typedef struct {
 /* A second queue of work: comm_stream.h. */
 struct CudaCommStream;
 typedef struct {
-    struct CudaCommStream *(*start)(int number, int *devices, char why[200]);
+    struct CudaCommStream *(*start)(int number, int *devices, char why[200]); /* -1: the calling thread's device */
     void (*stop)(struct CudaCommStream *);
     void *(*stream)(struct CudaCommStream *);
     void *(*take)(size_t bytes);
@@ -33,6 +33,7 @@ typedef struct {
     bool (*download)(struct CudaCommStream *, void *to, const void *from, size_t bytes);
     bool (*mark)(struct CudaCommStream *, int slot);
     int (*done)(struct CudaCommStream *, int slot);
+    bool (*lead)(struct CudaCommStream *, struct Cuda *, int slot);
     const char *(*why)(const struct CudaCommStream *);
     const char *(*library)(void);
 } BackendCommStream;

@@ -1,8 +1,8 @@
 /* comm_stream.h: a comm stream is a second queue of a GPU, next to the one that computes. train/comm/comm_nccl.h uses
- * it to move values between GPUs while kernels run. A program without the CUDA backend has none: comm_stream_open
- * returns an error.
+ * it to move values between GPUs while kernels run, layers/cache/tier_host.c to copy rows from the host's memory. A
+ * program without the CUDA backend has none: comm_stream_open returns an error.
  *
- * - Work runs in the stream's order. Only comm_stream_download waits.
+ * - Work runs in the stream's order. Only comm_stream_download and comm_stream_waited wait.
  * - Functions return false when the device fails; comm_stream_why then returns its message. */
 #pragma once
 #include "ops.h"
@@ -12,19 +12,27 @@ enum { COMM_STREAM_MARKS = 4 };
 /* Open a stream on device `number`, which becomes the calling thread's device. EXIT_RUNTIME: there are fewer than
  * `need` devices, or none. */
 bool comm_stream_open(int number, int need, CommStream **, Err *);
+/* The same on the GPU of an open device, which also waits for the stream (comm_stream_lead). Close it before the
+ * device. */
+bool comm_stream_open_at(Device *, CommStream **, Err *);
 void comm_stream_close(CommStream *);
 void *comm_stream_native(CommStream *);             /* a cudaStream_t */
 void *comm_stream_take(CommStream *, size_t bytes); /* device memory; NULL: out of memory */
 void comm_stream_give(CommStream *, void *);
 /* Work added to the stream after this call starts when all work given to the device so far has ended. */
 bool comm_stream_follow(CommStream *, Device *);
-bool comm_stream_upload(CommStream *, void *to, const void *from,
-                        size_t bytes); /* `from` may change once this returns */
+/* `from` may change once this returns. Pinned memory is read later, in the stream's order: it must stay as it is until
+ * the stream reaches a mark after it. */
+bool comm_stream_upload(CommStream *, void *to, const void *from, size_t bytes);
 bool comm_stream_download(CommStream *, void *to, const void *from, size_t bytes); /* waits for the stream */
 /* comm_stream_mark sets a mark after all work added so far. comm_stream_done: 1 when the stream has reached the mark,
  * 0 before, -1 when the device failed. */
 bool comm_stream_mark(CommStream *, int slot);
 int comm_stream_done(CommStream *, int slot);
+/* Of comm_stream_open_at. Work given to its device after this call starts when the stream has reached the mark.
+ * comm_stream_waited: seconds for which the device had nothing else to do than to wait there, of all calls so far. */
+bool comm_stream_lead(CommStream *, int slot);
+double comm_stream_waited(CommStream *);
 const char *comm_stream_why(const CommStream *);
 /* The file name of the NCCL library that can use this program's device memory. */
 const char *comm_stream_library(void);

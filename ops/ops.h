@@ -104,7 +104,7 @@ int device_threads(const Device *);
  * "cuda" its name. */
 const char *device_isa(const Device *);
 /* Where the tensors of its ops live, for arena_open_at; NULL: in the host's memory. host_too: memory that the host may
- * use as well, between device_sync and the next op; for tests, because its pages move at every touch. */
+ * use as well, between device_sync and the next op: pinned, and read by ops over the bus. */
 const Memory *device_memory(Device *, bool host_too);
 void device_sync(Device *); /* wait until all work that was started is done */
 void device_write(Device *, void *to, const void *from, size_t bytes); /* `to` on the device; `from` is free at once */

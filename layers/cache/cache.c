@@ -83,7 +83,7 @@ static Stored stored_begin(Run *r, const Slot *s) {
     d.kept = d.scores = ABSENT;
     if (s->score_of) d.scores = SCRATCH(r, "scores of rows", r->batch->N, k->lanes);
     if (kept) d.kept = SCRATCH(r, "rows carried on", kept, k->carry);
-    if (s->tier) {
+    if (slot_on_disk(s)) {
         d.disk = arena_take(r->host, (size_t)n * zmax(key_bytes(k), value_bytes(k)), "rows for the disk");
         d.dense = arena_take(r->host, (size_t)n * sizeof(size_t), "places of rows for the disk");
     }
@@ -104,8 +104,9 @@ static void stored_as(Run *r, const Slot *s, Tensor data, const size_t *to, cons
 }
 /* Keys or values of `bytes` bytes; rows whose places follow each other are one write. */
 static void stored_parts(Run *r, const Slot *s, const Stored *d, const Pieces *p, Tensor x, int width, size_t bytes) {
-    if (!s->tier) {
+    if (!slot_on_disk(s)) {
         stored_as(r, s, s->t.data, p->to, p, x, width);
+        if (s->tier && !measuring(r)) tier_touched(s, 0, (size_t)p->n * bytes);
         return;
     }
     const size_t unit = stored_unit(s), each = bytes / unit;
@@ -328,35 +329,45 @@ static size_t cache_place(Cache *c) {
         c->words = arena_take(&c->mem, dirty_copy_bytes(bytes), "words of tables");
     }
     for (int i = 0; i < c->nslots; i++) slot_place(&c->slot[i], &c->mem, host);
-    if (c->tier) tier_place(c->tier, &c->mem);
+    if (c->tier) tier_place(c->tier, &c->mem, host);
     if (c->chain) chain_place(c->chain, &c->mem);
     return bytes;
 }
-/* The same without memory: what is needed. With a limit rows of slots go to disk, of as few as may be. */
+bool kv_tier_fits(Device *dev, const KvTier *tier, Err *e) {
+    if (!tier || !tier->memory) return true;
+    if (!device_apart(dev) && !tier->dir)
+        return err_input(e, "--cache-memory needs a folder for rows that do not fit: give --cache-disk DIR, too");
+    return !device_apart(dev) || !tier->dir ||
+           err_input(e, "--cache-disk: rows of a GPU's cache that do not fit go to the host's memory; leave it out");
+}
+/* The same without memory: what is needed. With a limit rows of slots go to the tier, of as few as may be. */
 static bool cache_measure(Cache *c, const KvTier *tier, size_t *tables, Err *e) {
     char limit[24], need[24];
     size_t least = SIZE_MAX;
     if (!tier || !tier->memory) return *tables = cache_place(c), true;
-    if (c->dev)
-        return err_input(e, "--cache-memory: a GPU keeps all rows in its memory; leave it out or use --device cpu");
+    if (!kv_tier_fits(c->dev, tier, e)) return false;
+    if (c->dev && c->policy.read)
+        return err_input(e, "--cache-memory: a policy that selects what a step reads needs all rows in a GPU's memory; "
+                            "leave out one of the two, or use --device cpu");
     for (int i = 0; i < c->nslots; i++)
         if (c->slot[i].t.nblocks)
             return err_input(e,
                              "--cache-memory: --cache-dtype %s stores rows in blocks, which stay in memory; leave "
                              "it out or take another codec",
                              c->slot[i].t.s.codec->name);
-    c->tier = tier_make(tier, c->slot, c->nslots, c->nseq);
+    c->tier = tier_make(tier, c->dev, c->slot, c->nslots, c->nseq);
     for (int n = tier->least, slots = n; n <= slots; n++) {
         slots = tier_choose(c->tier, n);
-        c->mem.used = c->mem.peak = 0;
+        c->mem.used = c->mem.peak = c->tables.used = c->tables.peak = 0;
         *tables = cache_place(c);
         if (c->mem.peak <= tier->memory) return true;
         least = zmin(least, c->mem.peak);
     }
     return err_input(e,
-                     "--cache-memory: %zu bytes (%s) are too few: with the rows of all layers on disk this cache needs "
+                     "--cache-memory: %zu bytes (%s) are too few: with the rows of all layers %s this cache needs "
                      "%zu bytes (%s) of memory; give at least that, or a shorter context",
-                     tier->memory, bytes_text(tier->memory, limit), least, bytes_text(least, need));
+                     tier->memory, bytes_text(tier->memory, limit), c->dev ? "in the host's memory" : "on disk", least,
+                     bytes_text(least, need));
 }
 
 bool kv_open(Cache *c, const KvShape *slots, int nslots, int nseq, int max_tokens, int max_rows, int page_rows,

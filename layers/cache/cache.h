@@ -13,18 +13,20 @@
 #include "row_ranks.h"
 #include "ops/dirty_copy.h"
 
-/* A limit of a cache's memory, and where rows go that do not fit (tier.h). */
+/* A limit of a cache's memory, and where rows go that do not fit (tier.h): to a file or, of a device that has memory of
+ * its own, to the host's. */
 typedef struct {
     size_t memory;   /* bytes: rows, tables, states, and buffers for rows that are read; 0: no limit */
-    const char *dir; /* of a file without a name, for the rows of slots that do not fit */
+    const char *dir; /* of a file without a name, for the rows of slots that do not fit; NULL: for such a device */
     bool alone;      /* nothing is read ahead: one buffer in place of two, and passes wait for each slot */
     int least;       /* slots whose rows go there even where all fit; for tests */
 } KvTier;
 typedef struct {
-    int slots, of;        /* slots whose rows are on disk, of those that have rows */
-    size_t file, memory;  /* bytes: of the file; of the cache in memory */
+    bool host;            /* rows are in the host's memory, not on disk, */
+    int slots, of;        /* of so many slots, of those that have rows */
+    size_t file, memory;  /* bytes: of the file, or of the host's memory; of the cache in memory, or a device's */
     size_t read, written; /* bytes so far */
-    double waited;        /* seconds in which passes waited for rows */
+    double waited;        /* seconds in which passes, or a device's queue, waited for rows */
 } KvDisk;
 
 typedef struct Replay Replay;
@@ -47,7 +49,7 @@ typedef struct {
     size_t visited;      /* rows that kv_end has looked at to find those that expire; for tests */
     real *scores;        /* of a device, the host's copy of a slot's Slot.score */
     Device *dev;         /* NULL: the host's memory */
-    struct Tier *tier;   /* rows that are on disk; NULL: no limit was given */
+    struct Tier *tier;   /* rows that are on disk, or with the host; NULL: no limit was given */
     struct Chain *chain; /* rows that are predicted from those of the slot before (aqua.h); NULL: none are */
     RowRanks *ranks;     /* who has the others' rows; NULL: this process has all */
     struct Graphs
@@ -65,9 +67,12 @@ bool kv_open_at(Cache *, Device *, const KvShape *slots, int nslots, int nseq, i
 /* The same with a policy for the slots that it suits; NULL: none. */
 bool kv_open_policy(Cache *, Device *, const PolicyCfg *, const KvShape *slots, int nslots, int nseq, int max_tokens,
                     int max_rows, int page_rows, bool poison, bool dry, Err *);
+/* Whether a device can have such a limit: a folder is for the CPU. EXIT_INPUT: it cannot. */
+bool kv_tier_fits(Device *, const KvTier *, Err *);
 /* The same with a limit of memory (NULL: none), which false (EXIT_INPUT) says is too small; then rows of some slots may
- * be on disk: results are the same bits. EXIT_INPUT: the folder is missing or not to be written, or the device has
- * memory of its own. EXIT_RUNTIME: the disk is full. */
+ * be on disk or, of a device that has memory of its own, with the host: results are the same bits. Passes over such a
+ * cache are not to be captured (ops/graph.h). EXIT_INPUT: the folder is missing or not to be written; such a device
+ * and a folder or a policy that selects. EXIT_RUNTIME: the disk is full; the host has no such memory. */
 bool kv_open_tier(Cache *, Device *, const PolicyCfg *, const KvTier *, const KvShape *slots, int nslots, int nseq,
                   int max_tokens, int max_rows, int page_rows, bool poison, bool dry, Err *);
 /* The same with rows divided among ranks (NULL, or one rank: they are not). Every rank opens a cache of the same shape
@@ -93,8 +98,9 @@ void kv_append(Run *, Slot *, const Kv *pass, const int *accept);
 /* Lengths become visible; rows past retention or evicted by the mixer are given back. */
 void kv_end(Cache *, const Batch *, const int *accept);
 
-/* False (EXIT_RUNTIME), from then on: the disk that rows are on failed, or a rank that has others did, and what was
- * read since is not theirs. Who runs a pass or anything else that reads or writes rows asks when it is over. */
+/* False (EXIT_RUNTIME), from then on: the disk that rows are on failed, or a device's copies of rows did, or a rank
+ * that has others did, and what was read since is not theirs. Who runs a pass or anything else that reads or writes
+ * rows asks when it is over. */
 bool kv_sound(const Cache *, Err *);
 
 /* ---- policies (policy.h); nothing where there is none ----*/

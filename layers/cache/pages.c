@@ -320,6 +320,7 @@ void slot_moves_done(Cache *c, const Slot *s) {
     Run r = run_make(c->dev, &c->moving);
     move_part(&r, s, m, s->t.data, slot_key, key);
     if (value) move_part(&r, s, m, s->t.data, slot_value, value);
+    if (s->tier) tier_touched(s, (size_t)m->n * (key + value), (size_t)m->n * (key + value));
     if (present(s->score)) move_part(&r, s, m, s->score, score_byte, sizeof(real));
     m->n = 0;
 }

@@ -9,9 +9,10 @@
 struct Slot {
     Device *dev;     /* NULL: rows and states lie with the host */
     RowRanks *ranks; /* this process has a part of the rows (row_ranks.h); NULL: it has all */
-    Tier *tier; /* rows are on disk, and Lanes.data only where tier_stage has brought them; NULL: they are in memory */
+    Tier *tier; /* rows are on disk, and Lanes.data only where tier_stage has brought them; of a device they are with */
+                /* the host, where `t` has them, and Lanes.data of `there` is what was brought. NULL: in memory */
     int number; /* of the slot in its cache */
-    size_t at;  /* of a slot on disk: where its rows begin in the file */
+    size_t at;  /* of a slot of the tier: where its rows begin there */
     Lanes t;
     Lanes there;                                  /* of a device: the same as its kernels see it */
     DirtyCopy *mirror;                            /* what of t that lacks; NULL: the host's memory */
@@ -44,10 +45,11 @@ struct Slot {
     const Rope *turn;        /* how keys and queries are rotated; NULL: they are not, or not alike */
     RowTurns *turns;         /* Lanes.turns */
     Slot *below; /* of a codec that merges rows of two layers, in the upper one: the slot that it is paired with */
-    struct Chain *chain;     /* of rows that are predicted from those of the slot before (aqua.h); NULL: they are not */
-    int link;                /* the slot's place in it */
+    struct Chain *chain; /* of rows that are predicted from those of the slot before (aqua.h); NULL: they are not */
+    int link;            /* the slot's place in it */
     int max_tokens;
 };
+static inline bool slot_on_disk(const Slot *s) { return s->tier && !s->dev; }
 static inline int slot_lanes(const Slot *s) { return s->t.nseq * s->t.s.lanes; }
 /* Bytes of the resident rows of a lane, without what a policy keeps. */
 size_t slot_lane_bytes(const Slot *, int lane);

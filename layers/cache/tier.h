@@ -1,39 +1,45 @@
-/* tier.h: the disk tier of a cache: slots whose rows lie in a file without a name, and the buffers to which they are
- * read while a pass runs. The files of this folder call it; docs/tiers.md says what it is for.
+/* tier.h: the slower tier of a cache: slots whose rows lie in a file without a name or, of a GPU's cache, in pinned
+ * memory of the host, and the buffers to which they are copied while a pass runs. The files of this folder call it;
+ * docs/tiers.md says what it is for.
  *
- * - A slot is in memory or on disk as a whole. What places its rows (tables, positions) stays in memory.
- * - A pass reads the rows of its sequences, in whole pages, before their layer attends to them. With two buffers a
- *   thread reads those of the next slot meanwhile.
- * - Rows that change are written at once, without being read. A buffer that held them is read again.
+ * - A slot is in memory or in the tier as a whole. What places its rows (tables, positions) stays in memory.
+ * - A pass reads the rows of its sequences, in whole pages, before their layer attends to them. With two buffers those
+ *   of the next slot are copied meanwhile: by a thread, or by a second queue of the GPU, for which its own then waits.
+ * - Rows that change are written at once, without being read: to the file, or by the GPU to the host's memory. A buffer
+ *   that held them is read again.
  * - A disk that fails is noted, and what it did not give is zeros: the pass runs to its end and then fails. */
 #pragma once
 #include "cache.h"
 
 typedef struct Tier Tier;
-/* For slots 0..nslots-1, with their shapes; nothing is mapped or opened. */
-Tier *tier_make(const KvTier *, Slot *slots, int nslots, int nseq);
+/* For slots 0..nslots-1, with their shapes; nothing is mapped or opened. A device that has memory of its own (NULL:
+ * none) has its tier in the host's. */
+Tier *tier_make(const KvTier *, Device *, Slot *slots, int nslots, int nseq);
 void tier_free(Tier *); /* NULL: nothing */
-/* The rows of n slots go to disk: the largest, of equal ones n spread over the depth. Returns how many slots have rows:
- * more than those cannot. */
+/* The rows of n slots go to the tier: the largest, of equal ones n spread over the depth. Returns how many slots have
+ * rows: more than those cannot. */
 int tier_choose(Tier *, int n);
-/* Buffers and tables, after the slots have been placed. */
-void tier_place(Tier *, Arena *);
-/* The file, with its space reserved, and the thread. EXIT_INPUT: the folder is missing or not to be written.
- * EXIT_RUNTIME: the disk is full, or fails. */
+/* Buffers go to `rows`, what the host alone reads to `a`; after the slots have been placed. */
+void tier_place(Tier *, Arena *rows, Arena *a);
+/* The file, with its space reserved, and the thread; or the host's memory, and the queue. EXIT_INPUT: the folder is
+ * missing or not to be written. EXIT_RUNTIME: the disk is full, or fails; the host has no such memory. */
 bool tier_open(Tier *, Err *);
 /* Slots in the order in which passes read them. */
 void tier_order(Tier *, int n, const int *slots);
 
 /* A pass begins; no page that it reads changes before tier_stage has been called for the last time. */
 void tier_begin(Tier *, const Batch *);
-/* Lanes.data of a slot on disk holds the rows that the pass reads, until the next call or a write to the slot. */
+/* Lanes.data of a slot of the tier, on a GPU that of kv_lanes_there, holds the rows that the pass reads, until the next
+ * call or a write to the slot. */
 void tier_stage(const Slot *);
 /* The same with all rows of one sequence, between passes. */
 void tier_stage_sequence(const Slot *, int seq);
-/* Bytes of a slot on disk, counted from the begin of its rows. */
+/* Bytes of a slot of the tier, counted from the begin of its rows. On a GPU the first two wait for it. */
 void tier_read(const Slot *, size_t at, void *to, size_t n);
 void tier_write(const Slot *, size_t at, const void *from, size_t n);
 void tier_copy(const Slot *, size_t to, size_t from, size_t n); /* n: of a page at most */
+/* Of a GPU: kernels read and write so many bytes of a slot where they lie (Lanes.data of kv_lanes). */
+void tier_touched(const Slot *, size_t read, size_t written);
 /* False: a read or a write has failed (EXIT_RUNTIME). */
 bool tier_sound(Tier *, Err *);
 KvDisk tier_report(Tier *);

@@ -40,14 +40,15 @@ void cuda_facts(Cuda *, CudaSee *, void *ctx);
 /* Seconds that the device needs for what `work` asks of it, by events of its stream; waits. */
 double cuda_seconds(Cuda *, void (*work)(void *), void *ctx);
 
-/* mapped, for tests alone: pinned memory of the host under one address for both, which the host may use where no kernel
- * is under way. It is not managed memory, whose pages the driver moves: on some machines that hangs the device. */
+/* mapped: pinned memory of the host under one address for both, which the host may use where no kernel is under way,
+ * and which kernels read and write over the bus: for tests, and for rows of a cache that do not fit into the device's
+ * memory. It is not managed memory, whose pages the driver moves: on some machines that hangs the device. */
 void *cuda_take(Cuda *, size_t bytes, bool mapped);
 void cuda_give_mapped(Cuda *, void *);
 void cuda_give(Cuda *, void *);
 void cuda_fill(Cuda *, void *p, int byte, size_t bytes);
 void cuda_poison(Cuda *, void *p, size_t bytes);                      /* NaN, for memory without an owner */
-void cuda_copy(Cuda *, void *to, const void *from, size_t bytes);     /* inside the device */
+void cuda_copy(Cuda *, void *to, const void *from, size_t bytes);     /* inside the device, or of mapped memory */
 void cuda_upload(Cuda *, void *to, const void *from, size_t bytes);   /* `from` may change once this returns */
 void cuda_download(Cuda *, void *to, const void *from, size_t bytes); /* waits */
 void cuda_sync(Cuda *);                                               /* waits for everything */
@@ -85,7 +86,7 @@ void cuda_words_end(Cuda *, CudaWords *, int n, void *to, void *mem);
  * returns false, or -1, and leaves a line in cuda_comm_stream_why. */
 typedef struct CudaCommStream CudaCommStream;
 CudaCommStream *cuda_comm_stream_start(int number, int *devices,
-                                       char why[200]); /* the number becomes this thread's device */
+                                       char why[200]); /* the number becomes this thread's device; -1: that it has */
 void cuda_comm_stream_stop(CudaCommStream *);
 void *cuda_comm_stream_stream(CudaCommStream *);
 void *cuda_comm_stream_take(size_t bytes);
@@ -95,6 +96,7 @@ bool cuda_comm_stream_upload(CudaCommStream *, void *to, const void *from, size_
 bool cuda_comm_stream_download(CudaCommStream *, void *to, const void *from, size_t bytes); /* waits */
 bool cuda_comm_stream_mark(CudaCommStream *, int slot);
 int cuda_comm_stream_done(CudaCommStream *, int slot);
+bool cuda_comm_stream_lead(CudaCommStream *, Cuda *, int slot);
 const char *cuda_comm_stream_why(const CudaCommStream *);
 const char *cuda_comm_stream_library(void);
 /* bf16, rounded to the nearest, ties to even; and back. In the computing stream. */

@@ -95,12 +95,20 @@ for prefetch in auto off; do
     grep -q "\"prefetch\":$([ $prefetch = auto ] && echo true || echo false)" "$tmp/out" || wrong "bench: $(cat "$tmp/out")"
 done
 bench --cache-memory "$limit" --cache-disk "$disk" && grep -q '^disk    rows of [78] of 8 layers; a step reads' "$tmp/out" || wrong "bench: $(cat "$tmp/out" "$tmp/err")"
+# The bus is simulated: copies of a step's bytes at that rate, the first of which nothing hides.
+bench --json --cache-memory "$limit" --cache-disk "$disk" --bus 0.5 || wrong "bus: exit $?, $(cat "$tmp/err")"
+awk -v r="$(field read_bytes "$tmp/out")" -v c="$(field copies_s "$tmp/out")" -v n="$(field layers "$tmp/out")" -v w="$(grep -o '"simulated":{[^}]*' "$tmp/out" | grep -o '"waited_s":[^,]*' | cut -d: -f2)" 'BEGIN {
+    exit !(r > 0 && (c - r / 5e8) ^ 2 < 1e-18 && w >= c / n - 1e-9 && w <= c + 1e-9) }' || wrong "bus: $(cat "$tmp/out")"
+bench --cache-memory "$limit" --cache-disk "$disk" --bus 25 && grep -q '^bus     simulated, at 25 GB/s: a step computes for' "$tmp/out" || wrong "bus: $(cat "$tmp/out" "$tmp/err")"
 verdict bench
 
 refused "--cache-memory: expected a size such as 500MB or 2GiB, got '12 apples'" generate "$model" --cache-memory "12 apples" --cache-disk "$disk"
 refused "--cache-memory: expected a size" generate "$model" --cache-memory 0 --cache-disk "$disk"
 refused "give --cache-disk DIR, too" generate "$model" --cache-memory 1GB
 refused "give --cache-memory BYTES, too" eval "$model" ppl --data README.md --cache-disk "$disk"
+refused "give --cache-disk DIR, too" generate "$model" --cache-memory 1GB --device cpu
+refused "--bus is for rows that a limit keeps out of memory" bench decode --bus 25
+refused "--bus: expected a number from" bench decode --bus 0
 refused "--cache-prefetch: expected auto or off, got 'on'" generate "$model" --cache-prefetch on
 refused "cannot create a file in" generate "$model" --prompt x --cache-memory 1GB --cache-disk "$tmp/missing"
 refused "cannot create a file in" generate "$model" --prompt x --cache-memory 1GB --cache-disk "$tmp/ids"

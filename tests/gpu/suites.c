@@ -208,6 +208,7 @@ void part_self_test(Check *c) {
                                               "cuda_bf16/*",
                                               "cuda_lanes/*",
                                               "cuda_cache/*",
+                                              "cuda_tier/*",
                                               "cuda_reads/*",
                                               "acts/*",
                                               "cuda_acts_model/*",

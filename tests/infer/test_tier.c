@@ -1,88 +1,36 @@
 /* test_tier.c: rows on disk: the same bits as rows in memory, whatever is fed, forked or rewound; bytes that follow
  * from the rows; memory below the limit; disks that are full, fail or are not there. */
-#include "infer/session.h"
 #include "layers/cache/codec.h"
 #include "tests/lib/speaker.h"
+#include "tests/lib/tier_story.h"
 #include "train/bench/bench_decode.h"
 #include <dirent.h>
 #include <fcntl.h>
 #include <limits.h>
 #include <unistd.h>
 
-enum { T = 48, PAGE = 5, CHUNK = 7, SEQS = 3 };
-static const size_t PLENTY = (size_t)1 << 40;
-
-static int row_slots(const Model *m) {
-    int n = 0;
-    for (int l = 0; l < m->L; l++) n += m->layer[l].owner && m->layer[l].rows.lanes > 0;
-    return n;
-}
-static void open_session(Session *s, Model *m, const KvTier *tier, int page) {
-    Err e = {0};
-    SessionOpts o = {
-        .nseq = SEQS, .max_tokens = T, .chunk = CHUNK, .page_rows = page, .document = -1, .want_all = true};
-    m->opts.tier = tier;
-    cr_assert(session_open(s, m, o, &e), "%s", e.msg);
-}
+enum { T = TIER_TOKENS, PAGE = TIER_PAGE, CHUNK = TIER_CHUNK, SEQS = TIER_SEQS, STORY = TIER_STORY };
+static const size_t PLENTY = TIER_PLENTY;
 
 /* ---- bits --------------------------------------------------------------------------------------------------------*/
 
-/* Prompts, steps of a batch, forks, sequences that go back and begin again: all logits, one after the other. Returns
- * how many tokens were fed. */
-static int story(Session *s, real *out) {
-    const int V = s->model->cfg.vocab;
-    Err e = {0};
-    int tok[3 * T], n = 0;
-    for (int i = 0; i < 3 * T; i++) tok[i] = (int)(rng_uniform(11, (uint64_t)i) * V);
-#define FEED(B, ...)                                                                                                  \
-    do {                                                                                                              \
-        const Feed f_[] = {__VA_ARGS__};                                                                              \
-        int all_ = 0;                                                                                                 \
-        for (int b_ = 0; b_ < B; b_++) all_ += f_[b_].n;                                                              \
-        cr_assert(session_extend(s, B, f_, WANT_ALL, TENSOR(out + (size_t)(n * V), REAL, all_, V), &e), "%s", e.msg); \
-        n += all_;                                                                                                    \
-    } while (0)
-    FEED(1, {0, 17, tok});
-    cr_assert(session_prompt_ends(s, 0, &e), "%s", e.msg);
-    session_fork(s, 0, 1);
-    for (int i = 0; i < 6; i++) FEED(2, {0, 1, tok + 17 + i}, {1, 1, tok + 60 + i});
-    FEED(3, {2, 9, tok + 30}, {0, 1, tok + 23}, {1, 8, tok + 70});
-    session_rewind(s, 1, 12);
-    FEED(2, {1, 3, tok + 80}, {2, 1, tok + 39});
-    session_fork(s, 2, 0);
-    session_reset(s, 2);
-    FEED(3, {2, 2, tok + 100}, {0, 4, tok + 50}, {1, 1, tok + 83});
-    for (int i = 0; i < 5; i++) FEED(3, {0, 1, tok + 54 + i}, {1, 1, tok + 84 + i}, {2, 1, tok + 102 + i});
-    return n;
-}
-enum { STORY = 80 };
-/* Rows that sequences have: a window of one has none. */
-static int rows_of(const Session *s) {
-    int n = 0;
-    for (int i = 0; i < s->cache.nslots; i++) {
-        const Lanes *t = kv_lanes(kv_slot(&s->cache, i));
-        for (int lane = 0; lane < t->s.lanes * SEQS; lane++)
-            n += kv_rows(kv_slot(&s->cache, i), lane / t->s.lanes, lane % t->s.lanes);
-    }
-    return n;
-}
 /* Compares counts of slots on disk, every `each`-th, with and without reading ahead, with a cache in memory. */
 static int same_story(Model *m, const char *name, int each) {
     const size_t n = (size_t)(STORY * m->cfg.vocab);
     real *want = xcalloc(n, sizeof *want), *got = xcalloc(n, sizeof *got);
     Session s;
-    int tried = 0, slots = row_slots(m);
-    open_session(&s, m, NULL, PAGE);
-    cr_assert(story(&s, want) <= STORY);
+    int tried = 0, slots = tier_row_slots(m);
+    tier_session(&s, m, NULL, PAGE);
+    cr_assert(tier_story(&s, want) <= STORY);
     session_close(&s);
     for (int least = 1; least <= slots; least = least < slots ? imin(least + each, slots) : slots + 1)
         for (int alone = 0; alone < 2; alone++, tried++) {
             const KvTier tier = {.memory = PLENTY, .dir = check_dir(), .alone = alone, .least = least};
             char what[160];
-            open_session(&s, m, &tier, PAGE);
+            tier_session(&s, m, &tier, PAGE);
             memset(got, 0, n * sizeof *got);
-            story(&s, got);
-            const int rows = rows_of(&s);
+            tier_story(&s, got);
+            const int rows = tier_rows(&s);
             const KvDisk d = session_disk(&s);
             cr_assert(d.slots == least && d.of == slots && (d.read > 0) == (rows > 0) && d.written > 0,
                       "%s: %d of %d on disk", name, d.slots, d.of);
@@ -170,7 +118,7 @@ Test(tier, bytes_follow_from_the_rows) {
     const size_t row = 2 * 2 * 4 * sizeof(real); /* lanes, key and value, width */
     zoo_open(&eight, &cfg, &m, NULL, &dev, (ModelOpts){.max_rows = 0});
     Session s;
-    open_session(&s, &m, &tier, PAGE);
+    tier_session(&s, &m, &tier, PAGE);
     int tok[T];
     for (int i = 0; i < T; i++) tok[i] = i % 11;
     size_t read = 0, written = 0;
@@ -216,7 +164,7 @@ Test(tier, the_limit_decides_which_slots) {
     Session s;
     Err e = {0};
     zoo_open(&eight, &cfg, &m, NULL, &dev, (ModelOpts){.max_rows = 0});
-    open_session(&s, &m, &tier, PAGE);
+    tier_session(&s, &m, &tier, PAGE);
     const KvDisk whole = session_disk(&s);
     cr_assert(whole.slots == 0 && whole.of == 8 && whole.file == 0);
     session_close(&s);
@@ -343,7 +291,7 @@ Test(tier, a_disk_that_fails_ends_the_call, .timeout = 30) {
             Session s;
             Err e = {0}, again = {0};
             int tok[T] = {1, 2, 3, 4, 5, 6, 7, 8};
-            open_session(&s, &m, &tier, PAGE);
+            tier_session(&s, &m, &tier, PAGE);
             cr_assert_eq(check_entries(check_dir()), 0, "a file with a name");
             if (k == 0) cr_assert(session_extend(&s, 1, &(Feed){0, 20, tok}, WANT_LAST, ABSENT, &e), "%s", e.msg);
             int fd = open(fault[k].path, fault[k].how), own = unnamed();

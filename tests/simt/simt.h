@@ -210,7 +210,7 @@ void simt_collect(bool on);
 int simt_reports(const SimtReport **list); /* those since simt_forget */
 void simt_forget();
 /* Order of threads, warps, blocks and streams: 0 ascending, 1 descending, others drawn. */
-void simt_seed(uint64_t seed);
+extern "C" void simt_seed(uint64_t seed);
 /* Sums of matrix units, those of cuBLASLt's products in bf16 included, are truncated as theirs, or rounded as those of
  * f32 (sums.cpp). Without a call: SIMT_SUMS=truncated in the environment. */
 void simt_truncate(bool on);

@@ -122,3 +122,38 @@ Test(bench_device, ops_in_bf16_hold_bf16, .timeout = 200) {
     }
     json_decref(j);
 }
+
+/* Rows with the host: a step reads the pages of those before it and writes its own, of each layer, by arithmetic; what
+ * a simulated bus would make it wait. */
+Test(bench_device, rows_with_the_host_are_counted_by_step, .timeout = 60) {
+    enum { LAYERS = 6, PROMPT = 64, ROW = 2 * 2 * 16 * sizeof(real) };
+    char *yaml = config(), limit[32];
+    Ran r = RUN("bench", "decode", yaml, "model.layers=6", "--device", "cuda", "-s", "0.01", "--fill", "--prompt", "64",
+                "--batch", "1", "--cache-memory", "1000");
+    const char *at = strstr(r.err, "needs ");
+    size_t least = 0;
+    cr_assert(r.status == EXIT_INPUT && at && sscanf(at, "needs %zu bytes", &least) == 1, "%d %s", r.status, r.err);
+    snprintf(limit, sizeof limit, "%zu", least);
+    json_t *j = BENCH("decode", yaml, "model.layers=6", "--fill", "--prompt", "64", "--batch", "1", "--cache-memory",
+                      limit, "--bus", "0.001"),
+           *x = json_array_get(json_object_get(j, "decode"), 0), *host = json_object_get(x, "host"),
+           *bus = json_object_get(x, "simulated");
+    const double steps = NUM(host, "steps"), layers = NUM(host, "layers");
+    double read = 0;
+    for (int i = 0; i < (int)steps; i++) read += (PROMPT + i + 63) / 64 * 64;
+    cr_assert(layers == LAYERS && NUM(host, "of") == LAYERS && NUM(host, "memory_bytes") <= (double)least &&
+                  NUM(host, "host_bytes") >= LAYERS * PROMPT * (double)ROW && steps >= 1,
+              "%g layers, %g steps", layers, steps);
+    cr_assert(fabs(NUM(host, "read_bytes") - read / steps * LAYERS * ROW) < 1 &&
+                  NUM(host, "written_bytes") == LAYERS * ROW,
+              "%g bytes read, %g written in each of %g steps", NUM(host, "read_bytes"), NUM(host, "written_bytes"),
+              steps);
+    cr_assert(!json_is_true(json_object_get(x, "graph")) && !json_object_get(x, "disk"));
+    const double each = NUM(host, "read_bytes") / LAYERS / 1e6,
+                 want = each + (LAYERS - 1) * fmax(0, each - NUM(bus, "compute_s") / LAYERS);
+    cr_assert(NUM(bus, "bus_gb_per_s") == 0.001 && fabs(NUM(bus, "waited_s") - want) <= 1e-9 * want &&
+                  fabs(NUM(bus, "copies_s") - LAYERS * each) <= 1e-9 * LAYERS * each,
+              "waits %g s, expected %g", NUM(bus, "waited_s"), want);
+    json_decref(j);
+    free(r.out), free(r.err), free(yaml);
+}

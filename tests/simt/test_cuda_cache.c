@@ -133,21 +133,6 @@ Test(cuda_cache, policies_that_ask_choose_as_on_the_cpu, .timeout = 300) {
                  true);
     }
 }
-/* A limit of memory is refused: its rows would be the host's to read. */
-Test(cuda_cache, a_limit_of_memory_is_refused) {
-    const KvShape s = {.lanes = 1, .kdim = 4, .vdim = 4};
-    const KvTier tier = {.memory = 1 << 20, .dir = check_dir()};
-    Device *cuda;
-    Cache c;
-    Err e = {0};
-    cr_assert(device_open(&cuda, "cuda", 1, &e), "%s", e.msg);
-    cr_assert(!kv_open_tier(&c, cuda, NULL, &tier, &s, 1, 1, 8, 8, 0, true, false, &e) && e.status == EXIT_INPUT);
-    cr_assert(strstr(e.msg, "--cache-memory") && strstr(e.msg, "use --device cpu"), "%s", e.msg);
-    e = (Err){0};
-    cr_assert(kv_open_tier(&c, NULL, NULL, &tier, &s, 1, 1, 8, 8, 0, true, false, &e), "%s", e.msg);
-    kv_close(&c);
-    device_close(cuda);
-}
 static bool cuda_cache_never(void *ctx, const char *name, real *buf, size_t count, Err *e) {
     (void)ctx, (void)name, (void)buf, (void)count;
     return err_runtime(e, "never called");

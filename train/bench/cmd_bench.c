@@ -4,6 +4,7 @@
  * decoding step reads. Percentages are of these, never of a data sheet. On a device that computes in bf16 everything
  * that layers keep in bf16 is bf16 here, too: products, ops and recurrences pack nothing while they are timed. */
 #include <errno.h>
+#include "bench_bus.h"
 #include "bench_train.h"
 #include "bench_decode.h"
 #include "bench_ops.h"
@@ -13,6 +14,9 @@
 #include "ops/gpus.h"
 #include "ops/host.h"
 #include "ops/tuning.h"
+
+#define NUMBER(obj, name) json_number_value(json_object_get(obj, name))
+#define WHOLE(obj, name)  (int)json_integer_value(json_object_get(obj, name))
 
 int cmd_bench(int argc, char **argv), cmd_bench_comm(int argc, char **argv);
 
@@ -38,12 +42,13 @@ enum {
     OPT_LOGITS,
     OPT_RULE,
     OPT_SHAPE,
+    OPT_BUS,
     BATCHES_MAX = 8,
     SETTINGS_MAX = 32
 };
 typedef enum { PASSES_BY_GRAPH, PASSES_APART, PASSES_BOTH } PassesBy;
 typedef struct {
-    double seconds;
+    double seconds, bus; /* bus: GB/s, 0: not given */
     int what;
     const char *config;
     int64_t prompt, chunk, rows, logits; /* 0: not given */
@@ -118,6 +123,7 @@ static bool cmd_bench_take(void *ctx, int key, const char *arg, Err *e) {
         if (!take_name("--attention", arg, 3, whose, &at, e)) return false;
         a->attention = at == 0 ? ATTENTION_OWN : at == 1 ? ATTENTION_CUDNN : ATTENTION_CUDNN_UNORDERED;
         return true;
+    case OPT_BUS: return cli_real(arg, "--bus", 1e-3, 1e5, &a->bus, e);
     case 's': return cli_real(arg, "--seconds", 0.01, 60, &a->seconds, e);
     }
     CHECK(key == CLI_ARG, "option %d", key);
@@ -307,6 +313,15 @@ static json_t *disk_json(const Bench *b, KvDisk before, KvDisk after, int steps)
     json_object_set_new(j, "steps", json_integer(steps));
     return j;
 }
+/* What such a step would wait for its rows over a bus of --bus GB/s: see bench_bus.h. The layers are taken to be
+ * alike, and to compute what a step needs without its waits. */
+static json_t *bus_json(const Bench *b, const json_t *disk, double step) {
+    const double rate = 1e9 * b->args->bus, bytes = NUMBER(disk, "read_bytes"),
+                 compute = fmax(0, step - NUMBER(disk, "waited_s")),
+                 wait = bus_wait_alike(rate, !b->how.tier->alone, WHOLE(disk, "layers"), bytes, compute);
+    return json_pack("{s:f, s:f, s:f, s:f, s:f}", "bus_gb_per_s", b->args->bus, "compute_s", compute, "copies_s",
+                     bytes / rate, "waited_s", wait, "step_s", compute + wait);
+}
 /* Times steps from the sequences' current state; prefill 0: their cache was filled without. NULL: see `e`. */
 static json_t *decode_steps(Bench *b, Model *m, Once *o, double prefill, Err *e) {
     static const char *const draws[] = {"greedy", "top_k", "host"};
@@ -330,7 +345,10 @@ static json_t *decode_steps(Bench *b, Model *m, Once *o, double prefill, Err *e)
                           how->B / t.median, "bytes_read", (json_int_t)bytes, "read_gb_per_s", read / 1e9,
                           "percent_of_bandwidth", 100 * (double)bytes / read / t.median);
     if (prefill > 0) json_object_set_new(x, "prefill_tok_s", json_real(how->B * how->prompt / prefill));
-    if (disk.of) json_object_set_new(x, "disk", disk_json(b, disk, session_disk(&o->d.s), now - from));
+    if (!disk.of) return x;
+    json_t *moved = disk_json(b, disk, session_disk(&o->d.s), now - from);
+    if (b->args->bus > 0 && disk.slots) json_object_set_new(x, "simulated", bus_json(b, moved, t.median));
+    json_object_set_new(x, engine_disk_name(&disk), moved);
     return x;
 }
 /* One cache for all: by graphs, launched kernel by kernel, and once op by op. */
@@ -464,8 +482,6 @@ static bool bench_tune(Bench *b, const char *path, json_t *out, Err *e) {
     return ok;
 }
 
-#define NUMBER(obj, name) json_number_value(json_object_get(obj, name))
-#define WHOLE(obj, name)  (int)json_integer_value(json_object_get(obj, name))
 /* Prints shares of at least this percentage. */
 static void report_profile(const json_t *of, double least) {
     json_t *x;
@@ -478,10 +494,18 @@ static void report_profile(const json_t *of, double least) {
         putchar('\n');
     }
 }
-static void report_disk(const json_t *x) {
+static void report_disk(const json_t *decode, const char *name) {
+    const json_t *x = json_object_get(decode, name);
     if (x)
-        printf("disk    rows of %d of %d layers; a step reads %.0f bytes, writes %.0f and waits %.3f ms for them\n",
+        printf("%s    rows of %d of %d layers; a step reads %.0f bytes, writes %.0f and waits %.3f ms for them\n", name,
                WHOLE(x, "layers"), WHOLE(x, "of"), NUMBER(x, "read_bytes"), NUMBER(x, "written_bytes"),
+               1e3 * NUMBER(x, "waited_s"));
+}
+static void report_bus(const json_t *x) {
+    if (x)
+        printf("bus     simulated, at %.4g GB/s: a step computes for %.3f ms, copies need %.3f ms, it would wait %.3f "
+               "ms\n",
+               NUMBER(x, "bus_gb_per_s"), 1e3 * NUMBER(x, "compute_s"), 1e3 * NUMBER(x, "copies_s"),
                1e3 * NUMBER(x, "waited_s"));
 }
 static void cmd_bench_report_text(json_t *j, int threads) {
@@ -519,7 +543,8 @@ static void cmd_bench_report_text(json_t *j, int threads) {
             printf("%d drawn rows before it\n", WHOLE(x, "prompt"));
         else
             printf("prefill %.0f tokens/s\n", NUMBER(x, "prefill_tok_s"));
-        report_disk(json_object_get(x, "disk"));
+        report_disk(x, "disk"), report_disk(x, "host");
+        report_bus(json_object_get(x, "simulated"));
         report_profile(x, least);
     }
     json_array_foreach(json_object_get(j, "prefill"), i, x) {
@@ -606,6 +631,10 @@ int cmd_bench(int argc, char **argv) {
          "decode on a GPU: tokens sampled on the GPU, greedy (default) or top_k (50 tokens, 0.95 of the probability); "
          "host: all logits are copied to the host",
          0},
+        {"bus", OPT_BUS, "GB/S", 0,
+         "decode with --cache-memory: print what a step would wait for its rows if a bus of that rate brought them; "
+         "simulated, nothing is slowed down",
+         0},
         {"chunk", OPT_CHUNK, "N", 0, "prefill: rows of one pass (default 512)", 0},
         {"rows", OPT_ROWS, "N", 0, "ops: rows of the arrays (default 16384), and the longest side of a product", 0},
         {"rule", OPT_RULE, "NAME,...", 0, "recur: kda, gdn, deltanet, gla, retention, linear, mamba2, gdn2, comba", 0},
@@ -638,5 +667,9 @@ int cmd_bench(int argc, char **argv) {
     if (!cli_parse(&spec, &cli, &a, argc, argv, &status)) return status;
     engine_signals();
     if (!a.what) a.what = BENCH_ALL;
+    if (a.bus > 0 && !cli.tier.memory) {
+        err_input(&e, "bench: --bus is for rows that a limit keeps out of memory: give --cache-memory BYTES, too");
+        return cli_fail(&e);
+    }
     return bench_run(&a, &cli, &e) ? 0 : cli_fail(&e);
 }

@@ -12,6 +12,7 @@ const BackendCommStream cuda_comm_stream = {
     .download = cuda_comm_stream_download,
     .mark = cuda_comm_stream_mark,
     .done = cuda_comm_stream_done,
+    .lead = cuda_comm_stream_lead,
     .why = cuda_comm_stream_why,
     .library = cuda_comm_stream_library,
 };

@@ -27,6 +27,7 @@ extern "C" void cuda_comm_stream_stop(CudaCommStream *s) {
 extern "C" CudaCommStream *cuda_comm_stream_start(int number, int *devices, char why[200]) {
     CudaCommStream *s = new CudaCommStream();
     bool ok = good(s, cudaGetDeviceCount(devices), "no device");
+    if (number < 0) ok = ok && good(s, cudaGetDevice(&number), "no device");
     if (ok && number >= *devices) {
         snprintf(s->why, sizeof s->why, "there is no device %d", number);
         ok = false;
@@ -75,6 +76,9 @@ extern "C" int cuda_comm_stream_done(CudaCommStream *s, int slot) {
         return 0;
     }
     return good(s, e, "sending") ? 1 : -1;
+}
+extern "C" bool cuda_comm_stream_lead(CudaCommStream *s, Cuda *c, int slot) {
+    return good(s, cudaStreamWaitEvent(c->stream, s->mark[slot]), "waiting for what is copied");
 }
 
 union Bits {

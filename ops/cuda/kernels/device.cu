@@ -209,7 +209,7 @@ extern "C" void cuda_poison(Cuda *c, void *p, size_t n) {
     PTX_FORM((void)c; (void)p; (void)n, cuda_fill(c, p, 0xFF, n));
 }
 extern "C" void cuda_copy(Cuda *c, void *to, const void *from, size_t n) {
-    if (n && c->stream) cuda_must(cudaMemcpyAsync(to, from, n, cudaMemcpyDeviceToDevice, c->stream), "copying");
+    if (n && c->stream) cuda_must(cudaMemcpyAsync(to, from, n, cudaMemcpyDefault, c->stream), "copying");
     cuda_checked(c, "copying");
 }
 extern "C" void cuda_upload(Cuda *c, void *to, const void *from, size_t n) {

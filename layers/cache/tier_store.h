@@ -1,0 +1,54 @@
+/* tier_store.h: what tier.c shares with the two places that rows of a tier lie in: a file (tier_disk.c) and, next to a
+ * GPU, the host's memory (tier_host.c). These three files alone include it. */
+#pragma once
+#include "slot.h"
+
+enum { STAGES = 2 };
+/* A buffer of the largest slot of the tier; page p of the slot that it holds lies at p * page_bytes. */
+typedef struct {
+    char *p;
+    int slot; /* -1: none */
+} Stage;
+typedef struct {
+    int page, n;
+} Pages;
+
+typedef struct {
+    /* Of Tier.file bytes. False: as tier_open says; close follows. */
+    bool (*open)(Tier *, Err *);
+    void (*close)(Tier *);
+    /* Copies the pages of Tier.piece to a stage that has a slot: all at once, or ahead, while a pass computes. */
+    void (*fill)(Tier *, int stage, bool ahead);
+    /* Tier.piece and every stage may be changed again. */
+    void (*settle)(Tier *);
+    /* What a pass is given from now on finds the stage filled. */
+    void (*ready)(Tier *, int stage);
+    /* Bytes of the tier to or from the host. */
+    void (*move)(Tier *, size_t at, char *p, size_t n, bool writes);
+    /* n bytes of a page from one place of the tier to another. */
+    void (*copy)(Tier *, size_t to, size_t from, size_t n);
+    bool (*sound)(Tier *);
+    void (*report)(Tier *, KvDisk *);
+} TierStore;
+extern const TierStore tier_disk, tier_host;
+
+struct Tier {
+    const TierStore *store;
+    KvTier how;
+    Device *dev; /* NULL: rows are on disk */
+    Slot *slot;
+    int nslots, nseq, rows, ndisk; /* slots: all, that have rows, whose rows are in the tier */
+    size_t file, largest, page;    /* bytes: of the tier, of its largest slot, of its largest page */
+    int *order, norder, next;      /* slots of the tier as passes read them; the one that a pass is expected to read */
+    bool *reads;                   /* (nseq) a pass reads the rows of the sequence */
+    Stage stage[STAGES];
+    int nstage, now; /* now: the buffer that Lanes.data points to */
+    bool *wanted;    /* (pages) of a slot, while its pages are gathered */
+    Pages *piece;    /* of a slot that is read; the store's until it settles */
+    int pieces;
+    char *bounce; /* a page */
+    KvDisk sum;
+    Err why;           /* of the first failure */
+    struct Disk *disk; /* what the store has opened, */
+    struct Host *host; /* either */
+};
