@@ -32,7 +32,7 @@ for name in f32 bf16 int8 fp8 int4 int3 int2 kivi4 kivi3 kivi2 kvquant4 kvquant3
     grep -q "^| .$name. | .* | [0-9]* | [0-9]* | .*|$" "$tmp/out" || wrong "info --codecs lacks $name"
 done
 grep -q '^| .int4. | .* | 40 | 80 | .group=32 rotate=no. |$' "$tmp/out" || wrong "info --codecs: $(grep int4 "$tmp/out")"
-run info --codecs --json && [ "$(grep -o '"codec":' "$tmp/out" | wc -l)" -eq 16 ] || wrong "info --codecs --json: $(cat "$tmp/out")"
+run info --codecs --json && [ "$(grep -o '"codec":' "$tmp/out" | wc -l)" -eq 17 ] || wrong "info --codecs --json: $(cat "$tmp/out")"
 refused "expected MODEL|CONFIG.yaml, --families, --policies or --codecs alone" info --codecs x
 verdict table
 
