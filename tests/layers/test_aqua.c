@@ -209,17 +209,6 @@ Test(aqua, a_row_that_is_no_number_stays_alone) {
 
 /* ---- models ------------------------------------------------------------------------------------------------------*/
 
-static void all_logits(PaluCase *c, const int *tok, int first, int piece, real *logits) {
-    Session s;
-    const size_t vocab = (size_t)c->cfg.vocab;
-    palu_session(&s, c, 1);
-    for (int at = 0, n; at < T; at += n) {
-        n = imin(at ? piece : first, T - at);
-        palu_feed(&s, 0, n, tok + at, logits + (size_t)at * vocab);
-    }
-    session_close(&s);
-}
-static bool decides(int i) { return zoo_decides(&zoo[i]) || strstr(zoo[i].json, "\"moe\""); }
 /* As test_palu.c has it. A code that turns over by a rounding of what made the row moves a row of 2 bits
  * far, and those above it: in f32 the bound is wide, and the rule above has the same bits. */
 Test(aqua, rows_look_the_same_behind_every_cut, .timeout = 300) {
@@ -233,15 +222,15 @@ Test(aqua, rows_look_the_same_behind_every_cut, .timeout = 300) {
         const size_t n = (size_t)(T * c.cfg.vocab);
         real *whole = xcalloc(n, sizeof *whole), *cut = xcalloc(n, sizeof *cut);
         palu_text(tok, c.cfg.vocab, (uint64_t)i);
-        all_logits(&plain, tok, T, T, cut), all_logits(&c, tok, T, T, whole);
+        palu_logits(&plain, tok, T, T, cut), palu_logits(&c, tok, T, T, whole);
         const double apart = palu_distance(whole, cut, n);
         cr_assert(apart > 1e-6 && apart < 1, "%s, %s: %.3g from a dense cache", zoo[i].name, settings[i % 3], apart);
         double worst = 0;
         for (int first = 1; first < T; first += 4) {
-            all_logits(&c, tok, first, first % 2 ? 1 : 7, cut);
+            palu_logits(&c, tok, first, first % 2 ? 1 : 7, cut);
             worst = fmax(worst, palu_distance(cut, whole, n));
         }
-        cr_assert(worst <= (REAL == F64 ? 1e-9 : 0.15) || (decides(i) && REAL == F32), "%s, %s: %.3g", zoo[i].name,
+        cr_assert(worst <= (REAL == F64 ? 1e-9 : 0.15) || (palu_decides(i) && REAL == F32), "%s, %s: %.3g", zoo[i].name,
                   settings[i % 3], worst);
         free(whole), free(cut);
         palu_close(&c), palu_close(&plain);

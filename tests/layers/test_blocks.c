@@ -1,60 +1,20 @@
 /* test_blocks.c: codecs that store rows together, under the models of the zoo: what rows look like behind every cut,
  * bytes, forks, sequences that go back, and what refuses them. */
-#include "infer/session.h"
 #include "layers/cache/codec.h"
 #include "model/cost.h"
+#include "tests/lib/block_model.h"
 #include "tests/lib/rig.h"
-#include "tests/lib/zoo.h"
 
-enum { T = 150, CHUNK = 40 };
-typedef struct {
-    ModelCfg cfg;
-    Device *dev;
-    Model m;
-} ModelCase;
+enum { T = BLOCK_TOKENS, CHUNK = BLOCK_CHUNK };
 static bool evicts(int i) { return zoo_decides(&zoo[i]) && !strstr(zoo[i].json, "\"phase\":\"zero\""); }
 /* A model with rows whose queries this codec cannot ask; or a codec that merges rows, which test_minicache.c has. */
 static bool unasked(int i, const RowCodec *c) {
     return c->merges || (c->salient_bits && (strstr(zoo[i].json, "\"window\"") || strstr(zoo[i].json, "\"soft_cap\"") ||
                                              zoo_decides(&zoo[i])));
 }
-static bool decides(int i) { return strstr(zoo[i].json, "\"moe\"") != NULL; }
-static void open_case(ModelCase *c, int i, const RowCodec *codec) {
-    *c = (ModelCase){0};
+static void open_case(BlockCase *c, int i, const RowCodec *codec) {
+    *c = (BlockCase){0};
     zoo_open(&zoo[i], &c->cfg, &c->m, NULL, &c->dev, (ModelOpts){.codec = codec});
-}
-static void close_case(ModelCase *c) { zoo_close(&c->cfg, &c->m, NULL, c->dev); }
-static bool has_state(const ModelCase *c) {
-    for (int l = 0; l < c->m.L; l++)
-        if (c->m.layer[l].owner && (c->m.layer[l].rows.state || c->m.layer[l].rows.carry_rows)) return true;
-    return false;
-}
-static void open_session(Session *s, ModelCase *c, int nseq) {
-    Err e = {0};
-    SessionOpts o = {.nseq = nseq, .max_tokens = T, .chunk = CHUNK * nseq, .document = -1, .want_all = true};
-    cr_assert(session_open(s, &c->m, o, &e), "%s", e.msg);
-}
-static void feed(Session *s, int seq, int n, const int *tok, real *logits) {
-    Err e = {0};
-    Tensor out = logits ? TENSOR(logits, REAL, n, s->model->cfg.vocab) : ABSENT;
-    cr_assert(session_extend(s, 1, &(Feed){seq, n, tok}, logits ? WANT_ALL : WANT_LAST, out, &e), "%s", e.msg);
-}
-static void tokens(int *tok, int V, uint64_t seed) {
-    for (int i = 0; i < T; i++) tok[i] = (int)(rng_uniform(rng_mix(seed, 5), (uint64_t)i) * V);
-}
-static void all_logits(ModelCase *c, const int *tok, int first, int piece, real *logits) {
-    Session s;
-    open_session(&s, c, 1);
-    for (int at = 0, n; at < T; at += n) {
-        n = imin(at ? piece : first, T - at);
-        feed(&s, 0, n, tok + at, logits + (size_t)at * (size_t)c->cfg.vocab);
-    }
-    session_close(&s);
-}
-static double distance(const real *a, const real *b, size_t n) {
-    double off = 0, size = 0;
-    for (size_t i = 0; i < n; i++) off += pow((double)a[i] - (double)b[i], 2), size += pow((double)b[i], 2);
-    return sqrt(off / size);
 }
 /* Of the logits that rows as computed give, relative. */
 static double most_apart(const RowCodec *c) { return c->bits == 4 ? 0.4 : c->bits == 3 ? 0.7 : 1.3; }
@@ -69,31 +29,31 @@ Test(blocks, rows_look_the_same_behind_every_cut, .timeout = 600) {
         for (int i = k % 3; i < zoo_count() && codec_at(k)->block; i += 3) {
             const RowCodec *codec = codec_at(k);
             static const int first[] = {1, 63, 64, 65, 130}, piece[] = {1, 150, 7, 64, 19};
-            ModelCase c, plain;
+            BlockCase c, plain;
             int tok[T];
             if (evicts(i) || unasked(i, codec)) continue;
             open_case(&c, i, codec);
             open_case(&plain, i, NULL);
             const size_t V = (size_t)c.cfg.vocab, n = T * V, before = (size_t)codec->block * V;
             real *whole = xcalloc(n, sizeof *whole), *cut = xcalloc(n, sizeof *cut), *wide = xcalloc(n, sizeof *wide);
-            tokens(tok, c.cfg.vocab, (uint64_t)i);
-            all_logits(&c, tok, T, T, whole);
-            all_logits(&plain, tok, T, T, wide);
-            cr_assert(decides(i) || distance(whole, wide, before) < (REAL == F64 ? 1e-12 : 1e-5),
+            block_text(tok, c.cfg.vocab, (uint64_t)i);
+            block_logits(&c, tok, T, T, whole);
+            block_logits(&plain, tok, T, T, wide);
+            cr_assert(block_decides(i) || block_distance(whole, wide, before) < (REAL == F64 ? 1e-12 : 1e-5),
                       "%s, %s: the first block is read in codes", codec->name, zoo[i].name);
-            const double apart = distance(whole + before, wide + before, n - before);
-            cr_assert(decides(i) || apart < most_apart(codec), "%s, %s: %.3g from a wide cache", codec->name,
+            const double apart = block_distance(whole + before, wide + before, n - before);
+            cr_assert(block_decides(i) || apart < most_apart(codec), "%s, %s: %.3g from a wide cache", codec->name,
                       zoo[i].name, apart);
             rounded += apart > 1e-5;
             for (int j = 0; j < 5; j++) {
-                all_logits(&c, tok, first[j], piece[j], cut);
-                const double off = distance(cut, whole, n);
-                if (!decides(i)) worst = fmax(worst, off);
-                cr_assert(off <= (REAL == F64 ? 1e-9 : most_apart(codec) / 2) || (decides(i) && REAL == F32),
+                block_logits(&c, tok, first[j], piece[j], cut);
+                const double off = block_distance(cut, whole, n);
+                if (!block_decides(i)) worst = fmax(worst, off);
+                cr_assert(off <= (REAL == F64 ? 1e-9 : most_apart(codec) / 2) || (block_decides(i) && REAL == F32),
                           "%s, %s, cut at %d: %.3g", codec->name, zoo[i].name, first[j], off);
             }
             free(whole), free(cut), free(wide);
-            close_case(&c), close_case(&plain);
+            block_close(&c), block_close(&plain);
         }
     cr_assert(rounded > zoo_count() / 2, "%d models were rounded", rounded);
     fprintf(stderr, "blocks: cuts differ by %.3g at most\n", worst);
@@ -138,15 +98,15 @@ Test(blocks, bytes_are_those_of_blocks_and_rows_that_wait, .timeout = 300) {
         for (int i = k % 2; i < zoo_count() && codec_at(k)->block; i += 2) {
             const RowCodec *codec = codec_at(k);
             CacheCost *cost = xcalloc(1, sizeof *cost);
-            ModelCase c;
+            BlockCase c;
             Session s;
             Err e = {0};
             int tok[T];
             if (evicts(i) || unasked(i, codec)) continue;
             open_case(&c, i, codec);
-            tokens(tok, c.cfg.vocab, 3);
-            open_session(&s, &c, 2);
-            feed(&s, 0, T, tok, NULL);
+            block_text(tok, c.cfg.vocab, 3);
+            block_session(&s, &c, 2);
+            block_feed(&s, 0, T, tok, NULL);
             cost_cache(&c.m, T, cost);
             const size_t have = session_bytes(&s, 0);
             size_t rows = 0, mapped;
@@ -166,7 +126,7 @@ Test(blocks, bytes_are_those_of_blocks_and_rows_that_wait, .timeout = 300) {
             cr_assert(cache.mem.size == mapped && cache.mem.used == mapped);
             kv_close(&cache);
             free(cost);
-            close_case(&c);
+            block_close(&c);
         }
 }
 
@@ -175,33 +135,34 @@ Test(blocks, bytes_are_those_of_blocks_and_rows_that_wait, .timeout = 300) {
 Test(blocks, sequences_fork_and_go_back, .timeout = 300) {
     int went = 0;
     for (int i = 0; i < zoo_count(); i += 2) {
-        ModelCase c;
+        BlockCase c;
         Session s;
         int tok[T], other[T];
         const RowCodec *codec = (const RowCodec *[]){&codec_kvquant4, &codec_kivi4, &codec_zipcache}[i / 2 % 3];
         if (evicts(i)) continue;
         open_case(&c, i, unasked(i, codec) ? &codec_kivi4 : codec);
-        tokens(tok, c.cfg.vocab, 1), tokens(other, c.cfg.vocab, 2);
+        block_text(tok, c.cfg.vocab, 1), block_text(other, c.cfg.vocab, 2);
         const size_t V = (size_t)c.cfg.vocab;
         real *back = xcalloc(T * V, sizeof *back), *fresh = xcalloc(T * V, sizeof *fresh);
         for (int to = 0; to < 140; to += to == 60 ? 4 : 20) {
-            open_session(&s, &c, 3);
-            feed(&s, 0, 140, tok, NULL);
+            block_session(&s, &c, 3);
+            block_feed(&s, 0, 140, tok, NULL);
             session_fork(&s, 0, 1);
             const int at = session_rewind(&s, 1, to), want = to < 128 ? to / 64 * 64 : to;
             cr_assert(at == 0 || at == want, "%s: back to %d, not %d", zoo[i].name, at, want);
-            cr_assert(at == want || has_state(&c) || strstr(zoo[i].json, "window"), "%s: not back to %d", zoo[i].name,
-                      to);
+            cr_assert(at == want || block_has_state(&c) || strstr(zoo[i].json, "window"), "%s: not back to %d",
+                      zoo[i].name, to);
             went += at > 0;
             memcpy(other, tok, (size_t)at * sizeof *other);
-            feed(&s, 1, T - at, other + at, back);
-            feed(&s, 2, T, other, fresh);
-            const double off = distance(back, fresh + (size_t)at * V, (size_t)(T - at) * V);
-            cr_assert(off <= (REAL == F64 ? 1e-9 : 0.1) || decides(i), "%s, back to %d: %.3g", zoo[i].name, at, off);
+            block_feed(&s, 1, T - at, other + at, back);
+            block_feed(&s, 2, T, other, fresh);
+            const double off = block_distance(back, fresh + (size_t)at * V, (size_t)(T - at) * V);
+            cr_assert(off <= (REAL == F64 ? 1e-9 : 0.1) || block_decides(i), "%s, back to %d: %.3g", zoo[i].name, at,
+                      off);
             session_close(&s);
         }
         free(back), free(fresh);
-        close_case(&c);
+        block_close(&c);
     }
     cr_assert(went > 50, "%d times", went);
 }

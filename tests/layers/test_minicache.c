@@ -2,14 +2,13 @@
  * rule alone, what is lossless, numbers that are not finite, damaged blocks; models under every cut, their bytes, forks
  * and sequences that go back; settings, and what refuses the codec. */
 #include <math.h>
-#include "infer/session.h"
 #include "layers/cache/codec.h"
 #include "model/cost.h"
 #include "ops/merged.h"
+#include "tests/lib/block_model.h"
 #include "tests/lib/rig.h"
-#include "tests/lib/zoo.h"
 
-enum { ROWS = MERGED_ROWS, D_MOST = 24, T = 150, CHUNK = 40 };
+enum { ROWS = MERGED_ROWS, D_MOST = 24, T = BLOCK_TOKENS, CHUNK = BLOCK_CHUNK };
 static RowCodec codec_of(const char *text) {
     RowCodec c;
     Err e = {0};
@@ -282,17 +281,10 @@ Test(minicache, damaged_blocks_are_read_inside_of_their_bytes) {
 
 /* ---- models ------------------------------------------------------------------------------------------------------*/
 
-typedef struct {
-    ModelCfg cfg;
-    Device *dev;
-    Model m;
-    RowCodec codec;
-    PolicyCfg policy;
-} ModelCase;
 /* False: the model has no two layers to merge, or evicts rows; the message says so. codec NULL: rows as computed. */
-static bool case_open(ModelCase *c, int i, const char *codec, const char *policy) {
+static bool case_open(BlockCase *c, int i, const char *codec, const char *policy) {
     Err e = {0};
-    *c = (ModelCase){0};
+    *c = (BlockCase){0};
     if (codec) c->codec = codec_of(codec);
     if (policy) cr_assert(policy_parse(policy, &c->policy, &e), "%s", e.msg);
     cr_assert(model_cfg_from_json(&c->cfg, zoo[i].json, strlen(zoo[i].json), zoo[i].name, &e), "%s", e.msg);
@@ -308,40 +300,6 @@ static bool case_open(ModelCase *c, int i, const char *codec, const char *policy
     device_close(c->dev), model_cfg_free(&c->cfg);
     return false;
 }
-static void case_close(ModelCase *c) { zoo_close(&c->cfg, &c->m, NULL, c->dev); }
-static bool decides(int i) { return strstr(zoo[i].json, "\"moe\"") != NULL; }
-static bool has_state(const ModelCase *c) {
-    for (int l = 0; l < c->m.L; l++)
-        if (c->m.layer[l].owner && (c->m.layer[l].rows.state || c->m.layer[l].rows.carry_rows)) return true;
-    return false;
-}
-static void open_session(Session *s, ModelCase *c, int nseq) {
-    Err e = {0};
-    SessionOpts o = {.nseq = nseq, .max_tokens = T, .chunk = CHUNK * nseq, .document = -1, .want_all = true};
-    cr_assert(session_open(s, &c->m, o, &e), "%s", e.msg);
-}
-static void feed(Session *s, int seq, int n, const int *tok, real *logits) {
-    Err e = {0};
-    Tensor out = logits ? TENSOR(logits, REAL, n, s->model->cfg.vocab) : ABSENT;
-    cr_assert(session_extend(s, 1, &(Feed){seq, n, tok}, logits ? WANT_ALL : WANT_LAST, out, &e), "%s", e.msg);
-}
-static void tokens(int *tok, int V, uint64_t seed) {
-    for (int i = 0; i < T; i++) tok[i] = (int)(rng_uniform(rng_mix(seed, 5), (uint64_t)i) * V);
-}
-static void all_logits(ModelCase *c, const int *tok, int first, int piece, real *logits) {
-    Session s;
-    open_session(&s, c, 1);
-    for (int at = 0, n; at < T; at += n) {
-        n = imin(at ? piece : first, T - at);
-        feed(&s, 0, n, tok + at, logits + (size_t)at * (size_t)c->cfg.vocab);
-    }
-    session_close(&s);
-}
-static double distance(const real *a, const real *b, size_t n) {
-    double off = 0, size = 0;
-    for (size_t i = 0; i < n; i++) off += pow((double)a[i] - (double)b[i], 2), size += pow((double)b[i], 2);
-    return sqrt(off / size);
-}
 /* Layers of random weights have rows that do not resemble each other, so what merging costs here has no meaning; that
  * it is the same behind every cut has. All rows apart and as computed give the logits of a dense cache. */
 Test(minicache, rows_look_the_same_behind_every_cut, .timeout = 300) {
@@ -351,7 +309,7 @@ Test(minicache, rows_look_the_same_behind_every_cut, .timeout = 300) {
     int models = 0, rounded = 0;
     double worst = 0, worst_exact = 0;
     for (int i = 0; i < zoo_count(); i++) {
-        ModelCase c, plain;
+        BlockCase c, plain;
         int tok[T];
         char text[60];
         const bool exact = i % 5 == 3;
@@ -360,28 +318,28 @@ Test(minicache, rows_look_the_same_behind_every_cut, .timeout = 300) {
         cr_assert(case_open(&plain, i, NULL, NULL));
         const size_t V = (size_t)c.cfg.vocab, n = T * V, before = ROWS * V;
         real *whole = xcalloc(n, sizeof *whole), *cut = xcalloc(n, sizeof *cut), *wide = xcalloc(n, sizeof *wide);
-        tokens(tok, c.cfg.vocab, (uint64_t)i);
-        all_logits(&c, tok, T, T, whole), all_logits(&plain, tok, T, T, wide);
-        cr_assert(decides(i) || distance(whole, wide, before) < (REAL == F64 ? 1e-12 : 1e-5),
+        block_text(tok, c.cfg.vocab, (uint64_t)i);
+        block_logits(&c, tok, T, T, whole), block_logits(&plain, tok, T, T, wide);
+        cr_assert(block_decides(i) || block_distance(whole, wide, before) < (REAL == F64 ? 1e-12 : 1e-5),
                   "%s, %s: the first block is read in codes", text, zoo[i].name);
-        const double apart = distance(whole + before, wide + before, n - before);
-        if (exact) worst_exact = fmax(worst_exact, decides(i) ? 0 : apart);
-        cr_assert(!exact || decides(i) || apart < (REAL == F64 ? 1e-12 : 1e-5), "%s, %s: %.3g from a dense cache", text,
-                  zoo[i].name, apart);
+        const double apart = block_distance(whole + before, wide + before, n - before);
+        if (exact) worst_exact = fmax(worst_exact, block_decides(i) ? 0 : apart);
+        cr_assert(!exact || block_decides(i) || apart < (REAL == F64 ? 1e-12 : 1e-5), "%s, %s: %.3g from a dense cache",
+                  text, zoo[i].name, apart);
         rounded += !exact && apart > 1e-4;
         for (int j = 0; j < 5; j++) {
-            all_logits(&c, tok, first[j], piece[j], cut);
-            const double off = distance(cut, whole, n);
-            if (!decides(i)) worst = fmax(worst, off);
+            block_logits(&c, tok, first[j], piece[j], cut);
+            const double off = block_distance(cut, whole, n);
+            if (!block_decides(i)) worst = fmax(worst, off);
             cr_assert(off <= (REAL == F64         ? 1e-9
                               : c.codec.bits < 16 ? 0.3
                                                   : 0.01) ||
-                          (decides(i) && REAL == F32),
+                          (block_decides(i) && REAL == F32),
                       "%s, %s, cut at %d: %.3g", text, zoo[i].name, first[j], off);
         }
         models++;
         free(whole), free(cut), free(wide);
-        case_close(&c), case_close(&plain);
+        block_close(&c), block_close(&plain);
     }
     cr_assert(models > 10 && rounded > 6, "%d models, %d of them rounded", models, rounded);
     fprintf(stderr, "minicache: cuts differ by %.3g at most, all rows apart by %.3g from a dense cache\n", worst,
@@ -415,7 +373,7 @@ Test(minicache, bytes_are_those_of_blocks_and_rows_that_wait, .timeout = 120) {
     int pairs = 0, less = 0;
     for (int i = 0; i < zoo_count(); i++) {
         CacheCost *cost = xcalloc(1, sizeof *cost);
-        ModelCase c;
+        BlockCase c;
         Session s;
         Err e = {0};
         int tok[T];
@@ -426,9 +384,9 @@ Test(minicache, bytes_are_those_of_blocks_and_rows_that_wait, .timeout = 120) {
             free(cost);
             continue;
         }
-        tokens(tok, c.cfg.vocab, 3);
-        open_session(&s, &c, 2);
-        feed(&s, 0, T, tok, NULL);
+        block_text(tok, c.cfg.vocab, 3);
+        block_session(&s, &c, 2);
+        block_feed(&s, 0, T, tok, NULL);
         cost_cache(&c.m, T, cost);
         const size_t have = session_bytes(&s, 0);
         bool windows = false;
@@ -458,11 +416,11 @@ Test(minicache, bytes_are_those_of_blocks_and_rows_that_wait, .timeout = 120) {
             own &= c.m.layer[l].owner && !c.m.layer[l].rows.state && c.m.layer[l].rows.lanes;
         session_close(&s);
         if (own && !windows) {
-            open_session(&s, &c, 1);
-            feed(&s, 0, T - 1, tok, NULL);
+            block_session(&s, &c, 1);
+            block_feed(&s, 0, T - 1, tok, NULL);
             const size_t before = session_bytes(&s, 0);
             real *logits = xcalloc((size_t)c.cfg.vocab, sizeof *logits);
-            feed(&s, 0, 1, tok + T - 1, logits);
+            block_feed(&s, 0, 1, tok + T - 1, logits);
             free(logits);
             cr_assert(s.read == before + shared, "%s, %s: %zu bytes read, %zu resident and %zu shared", text,
                       zoo[i].name, s.read, before, shared);
@@ -474,7 +432,7 @@ Test(minicache, bytes_are_those_of_blocks_and_rows_that_wait, .timeout = 120) {
         cr_assert(cache.mem.size == mapped && cache.mem.used == mapped);
         kv_close(&cache);
         free(cost);
-        case_close(&c);
+        block_close(&c);
     }
     cr_assert(pairs > 15 && less > 5, "%d pairs, %d models with fewer bytes", pairs, less);
 }
@@ -483,39 +441,41 @@ Test(minicache, bytes_are_those_of_blocks_and_rows_that_wait, .timeout = 120) {
 Test(minicache, sequences_fork_and_go_back, .timeout = 120) {
     int went = 0;
     for (int i = 0; i < zoo_count(); i++) {
-        ModelCase c;
+        BlockCase c;
         Session s;
         int tok[T], other[T];
         Err e = {0};
         if (!check_sampled(i) || !case_open(&c, i, i % 2 ? "minicache:from=0,bits=8" : "minicache:from=0,bits=4", NULL))
             continue;
-        tokens(tok, c.cfg.vocab, 1), tokens(other, c.cfg.vocab, 2);
+        block_text(tok, c.cfg.vocab, 1), block_text(other, c.cfg.vocab, 2);
         const size_t V = (size_t)c.cfg.vocab;
         real *back = xcalloc(2 * T * V, sizeof *back), *fresh = back + T * V;
         for (int to = 20; to < 140; to += 40) {
-            open_session(&s, &c, 3);
-            feed(&s, 0, 140, tok, NULL);
+            block_session(&s, &c, 3);
+            block_feed(&s, 0, 140, tok, NULL);
             session_fork(&s, 0, 1);
             const int at = session_rewind(&s, 1, to), want = to < 128 ? to / 64 * 64 : to;
             cr_assert(at == 0 || at == want, "%s: back to %d, not %d", zoo[i].name, at, want);
-            cr_assert(at == want || has_state(&c) || strstr(zoo[i].json, "window"), "%s: not back to %d", zoo[i].name,
-                      to);
+            cr_assert(at == want || block_has_state(&c) || strstr(zoo[i].json, "window"), "%s: not back to %d",
+                      zoo[i].name, to);
             went += at > 0;
             memcpy(other, tok, (size_t)at * sizeof *other);
-            feed(&s, 1, T - at, other + at, back);
-            feed(&s, 2, T, other, fresh);
-            double off = distance(back, fresh + (size_t)at * V, (size_t)(T - at) * V);
-            cr_assert(off <= (REAL == F64 ? 1e-9 : 0.1) || decides(i), "%s, back to %d: %.3g", zoo[i].name, at, off);
+            block_feed(&s, 1, T - at, other + at, back);
+            block_feed(&s, 2, T, other, fresh);
+            double off = block_distance(back, fresh + (size_t)at * V, (size_t)(T - at) * V);
+            cr_assert(off <= (REAL == F64 ? 1e-9 : 0.1) || block_decides(i), "%s, back to %d: %.3g", zoo[i].name, at,
+                      off);
             session_close(&s);
-            open_session(&s, &c, 3); /* three at once */
+            block_session(&s, &c, 3); /* three at once */
             Feed three[] = {{0, T, tok}, {1, T, other}, {2, 70, tok + 3}};
             cr_assert(session_extend(&s, 3, three, WANT_LAST, TENSOR(back, REAL, 3, c.cfg.vocab), &e), "%s", e.msg);
-            off = distance(back + V, fresh + (T - 1) * V, V);
-            cr_assert(off <= (REAL == F64 ? 1e-9 : 0.1) || decides(i), "%s, one of three: %.3g", zoo[i].name, off);
+            off = block_distance(back + V, fresh + (T - 1) * V, V);
+            cr_assert(off <= (REAL == F64 ? 1e-9 : 0.1) || block_decides(i), "%s, one of three: %.3g", zoo[i].name,
+                      off);
             session_close(&s);
         }
         free(back);
-        case_close(&c);
+        block_close(&c);
     }
     cr_assert(went > 15, "%d times", went);
 }
@@ -526,62 +486,47 @@ Test(minicache, policies_select_among_merged_blocks, .timeout = 60) {
     real *logits[3];
     size_t read[3];
     for (int k = 0; k < 3; k++) {
-        ModelCase c;
+        BlockCase c;
         Session s;
         Err e = {0};
         int tok[T];
         cr_assert(case_open(&c, i, "minicache:from=0,bits=8", k ? policies[k - 1] : NULL));
-        tokens(tok, c.cfg.vocab, 3);
+        block_text(tok, c.cfg.vocab, 3);
         logits[k] = xcalloc((size_t)c.cfg.vocab, sizeof(real));
-        open_session(&s, &c, 1);
-        feed(&s, 0, T - 1, tok, NULL);
+        block_session(&s, &c, 1);
+        block_feed(&s, 0, T - 1, tok, NULL);
         cr_assert(session_prompt_ends(&s, 0, &e), "%s", e.msg);
-        feed(&s, 0, 1, tok + T - 1, logits[k]);
+        block_feed(&s, 0, 1, tok + T - 1, logits[k]);
         read[k] = s.read;
         session_close(&s);
-        case_close(&c);
+        block_close(&c);
     }
     const size_t V = 11;
-    cr_assert(distance(logits[1], logits[0], V) < (REAL == F64 ? 1e-12 : 1e-5) && read[1] == read[0],
-              "all pages: %.3g, %zu bytes of %zu", distance(logits[1], logits[0], V), read[1], read[0]);
-    cr_assert(distance(logits[2], logits[0], V) > 1e-4 && read[2] < read[0], "one page: %.3g, %zu bytes of %zu",
-              distance(logits[2], logits[0], V), read[2], read[0]);
+    cr_assert(block_distance(logits[1], logits[0], V) < (REAL == F64 ? 1e-12 : 1e-5) && read[1] == read[0],
+              "all pages: %.3g, %zu bytes of %zu", block_distance(logits[1], logits[0], V), read[1], read[0]);
+    cr_assert(block_distance(logits[2], logits[0], V) > 1e-4 && read[2] < read[0], "one page: %.3g, %zu bytes of %zu",
+              block_distance(logits[2], logits[0], V), read[2], read[0]);
     for (int k = 0; k < 3; k++) free(logits[k]);
 }
 
 /* ---- refusals ----------------------------------------------------------------------------------------------------*/
 
-static void refused(int i, const char *codec, const char *policy, const char *says) {
-    const RowCodec c = codec_of(codec);
-    ModelCfg cfg;
-    Device *dev;
-    Model m;
-    PolicyCfg p;
-    Err e = {0};
-    cr_assert(policy_parse(policy, &p, &e), "%s", e.msg);
-    cr_assert(model_cfg_from_json(&cfg, zoo[i].json, strlen(zoo[i].json), zoo[i].name, &e), "%s", e.msg);
-    cr_assert(device_open(&dev, "cpu", 1, &e), "%s", e.msg);
-    cr_assert(!model_open(&m, dev, &cfg, (ModelOpts){.codec = &c, .policy = &p}, &e) && e.status == EXIT_INPUT &&
-                  strstr(e.msg, says),
-              "%s, %s, %s: %s", zoo[i].name, codec, policy, e.msg);
-    device_close(dev), model_cfg_free(&cfg);
-}
 Test(minicache, refusals) {
     const int gqa = zoo_find("gqa");
-    refused(gqa, "minicache:from=1", "none", "from layer 2 of 2 on no two layers keep all rows in one shape");
-    refused(zoo_find("window"), "minicache:from=0", "none", "there is nothing to merge");
-    refused(zoo_find("dms"), "minicache:from=0", "none", "layer 0 merges or evicts rows one by one");
+    block_refused(gqa, "minicache:from=1", "none", "from layer 2 of 2 on no two layers keep all rows in one shape");
+    block_refused(zoo_find("window"), "minicache:from=0", "none", "there is nothing to merge");
+    block_refused(zoo_find("dms"), "minicache:from=0", "none", "layer 0 merges or evicts rows one by one");
     int policies = 0;
     for (int k = 0; policy_at(k); k++) {
         PolicyCfg p;
         Err e = {0};
         if (!policy_parse(policy_at(k)->name, &p, &e) || !policy_acts(&p) || policy_feeds(&p)) continue;
-        refused(gqa, "minicache:from=0", policy_at(k)->name, "merges rows that two layers have");
+        block_refused(gqa, "minicache:from=0", policy_at(k)->name, "merges rows that two layers have");
         policies++;
     }
     cr_assert(policies > 10, "%d policies", policies);
-    refused(gqa, "minicache:from=0", "kvzip", "judges rows by tokens that it feeds itself");
-    refused(gqa, "minicache:from=0", "quest", "expected page=64, got 16");
+    block_refused(gqa, "minicache:from=0", "kvzip", "judges rows by tokens that it feeds itself");
+    block_refused(gqa, "minicache:from=0", "quest", "expected page=64, got 16");
 }
 static void parse_fails(const char *text, const char *says) {
     RowCodec c;

@@ -11,20 +11,6 @@
 #include "tests/lib/rig.h"
 
 enum { T = PALU_TOKENS, CHUNK = 16 };
-/* Logits of every row: `first` tokens, then the rest in pieces of so many. */
-static void all_logits(PaluCase *c, const int *tok, int first, int piece, real *logits) {
-    Session s;
-    const size_t V = (size_t)c->cfg.vocab;
-    palu_session(&s, c, 1);
-    for (int at = 0, n; at < T; at += n) {
-        n = imin(at ? piece : first, T - at);
-        palu_feed(&s, 0, n, tok + at, logits + (size_t)at * V);
-    }
-    session_close(&s);
-}
-/* What hangs on a comparison of two numbers may turn over by a rounding. */
-static bool decides(int i) { return zoo_decides(&zoo[i]) || strstr(zoo[i].json, "\"moe\""); }
-
 /* ---- the rule ----------------------------------------------------------------------------------------------------*/
 
 enum { ROWS = 40, FIRST = 4090, LANES = 2, KDIM = 6, VDIM = 5, RANK_K = 3, RANK_V = 2 };
@@ -223,9 +209,9 @@ Test(palu, all_directions_give_the_dense_cache, .timeout = 120) {
         const size_t n = (size_t)(T * c.cfg.vocab);
         real *low = xcalloc(n, sizeof *low), *dense = xcalloc(n, sizeof *dense);
         palu_text(tok, c.cfg.vocab, (uint64_t)i + 50);
-        all_logits(&c, tok, 7, 5, low), all_logits(&plain, tok, 7, 5, dense);
+        palu_logits(&c, tok, 7, 5, low), palu_logits(&plain, tok, 7, 5, dense);
         const double off = palu_distance(low, dense, n), bound = REAL == F64 ? 1e-12 : 1e-5;
-        cr_assert(off <= bound || (decides(i) && REAL == F32), "%s: %.3g from a dense cache", zoo[i].name, off);
+        cr_assert(off <= bound || (palu_decides(i) && REAL == F32), "%s: %.3g from a dense cache", zoo[i].name, off);
         free(low), free(dense);
         palu_close(&c), palu_close(&plain);
         models++;
@@ -272,13 +258,13 @@ Test(palu, rows_look_the_same_behind_every_cut, .timeout = 300) {
         const size_t n = (size_t)(T * c.cfg.vocab);
         real *whole = xcalloc(n, sizeof *whole), *cut = xcalloc(n, sizeof *cut);
         palu_text(tok, c.cfg.vocab, (uint64_t)i);
-        all_logits(&plain, tok, T, T, cut), all_logits(&c, tok, T, T, whole);
+        palu_logits(&plain, tok, T, T, cut), palu_logits(&c, tok, T, T, whole);
         const double apart = palu_distance(whole, cut, n);
         cr_assert(apart > 1e-6, "%s, %s: %.3g from a dense cache", zoo[i].name, settings[i % 6], apart);
         for (int first = 1; first < T; first += 4) {
-            all_logits(&c, tok, first, first % 2 ? 1 : 7, cut);
+            palu_logits(&c, tok, first, first % 2 ? 1 : 7, cut);
             const double off = palu_distance(cut, whole, n);
-            cr_assert(off <= (REAL == F64 ? 1e-9 : 0.02) || (decides(i) && REAL == F32), "%s, %s, cut at %d: %.3g",
+            cr_assert(off <= (REAL == F64 ? 1e-9 : 0.02) || (palu_decides(i) && REAL == F32), "%s, %s, cut at %d: %.3g",
                       zoo[i].name, settings[i % 6], first, off);
         }
         free(whole), free(cut);

@@ -6,6 +6,7 @@
 #include "layers/cache/codec.h"
 #include "layers/cache/saved.h"
 #include "ops/salient.h"
+#include "tests/lib/block_model.h"
 #include "tests/lib/rig.h"
 #include "tests/lib/zoo.h"
 
@@ -309,30 +310,15 @@ Test(zipcache, queries_are_restored_with_their_sequence, .timeout = 60) {
     session_close(&s);
     zoo_close(&cfg, &m, NULL, dev);
 }
-static void refused(int i, const char *codec, const char *policy, const char *says) {
-    const RowCodec c = codec_of(codec);
-    ModelCfg cfg;
-    Device *dev;
-    Model m;
-    PolicyCfg p;
-    Err e = {0};
-    cr_assert(policy_parse(policy, &p, &e), "%s", e.msg);
-    cr_assert(model_cfg_from_json(&cfg, zoo[i].json, strlen(zoo[i].json), zoo[i].name, &e), "%s", e.msg);
-    cr_assert(device_open(&dev, "cpu", 1, &e), "%s", e.msg);
-    cr_assert(!model_open(&m, dev, &cfg, (ModelOpts){.codec = &c, .policy = &p}, &e) && e.status == EXIT_INPUT &&
-                  strstr(e.msg, says),
-              "%s, %s: %s", zoo[i].name, policy, e.msg);
-    device_close(dev), model_cfg_free(&cfg);
-}
 Test(zipcache, refusals) {
-    refused(zoo_find("window"), "zipcache", "none", "it asks queries that see all rows, and layer 0 has none");
+    block_refused(zoo_find("window"), "zipcache", "none", "it asks queries that see all rows, and layer 0 has none");
     for (int k = 0; policy_at(k); k++) {
         PolicyCfg p;
         Err e = {0};
         if (!policy_parse(policy_at(k)->name, &p, &e) || !policy_acts(&p) || policy_feeds(&p)) continue;
-        refused(0, "zipcache", policy_at(k)->name, "whose attention --cache-dtype zipcache orders in blocks");
+        block_refused(0, "zipcache", policy_at(k)->name, "whose attention --cache-dtype zipcache orders in blocks");
     }
-    refused(0, "zipcache", "quest", "expected page=64, got 16");
+    block_refused(0, "zipcache", "quest", "expected page=64, got 16");
 }
 
 static void parse_fails(const char *text, const char *says) {

@@ -33,6 +33,16 @@ void palu_feed(Session *s, int seq, int n, const int *tok, real *logits) {
     const Tensor out = logits ? TENSOR(logits, REAL, n, s->model->cfg.vocab) : ABSENT;
     cr_assert(session_extend(s, 1, &(Feed){seq, n, tok}, WANT_ALL, out, &e), "%s", e.msg);
 }
+void palu_logits(PaluCase *c, const int *tok, int first, int piece, real *logits) {
+    Session s;
+    palu_session(&s, c, 1);
+    for (int at = 0, n; at < PALU_TOKENS; at += n) {
+        n = imin(at ? piece : first, PALU_TOKENS - at);
+        palu_feed(&s, 0, n, tok + at, logits + (size_t)at * (size_t)c->cfg.vocab);
+    }
+    session_close(&s);
+}
+bool palu_decides(int i) { return zoo_decides(&zoo[i]) || strstr(zoo[i].json, "\"moe\""); }
 double palu_distance(const real *a, const real *b, size_t n) {
     double off = 0, size = 0;
     for (size_t i = 0; i < n; i++) off += pow((double)a[i] - (double)b[i], 2), size += pow((double)b[i], 2);

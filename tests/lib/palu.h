@@ -26,6 +26,10 @@ void palu_close(PaluCase *);
 void palu_session(Session *, PaluCase *, int nseq);
 /* n tokens of a sequence; logits (n,V), or NULL. */
 void palu_feed(Session *, int seq, int n, const int *tok, real *logits);
+/* Logits of every row of a text: `first` tokens, then the rest in pieces of so many. */
+void palu_logits(PaluCase *, const int *tok, int first, int piece, real *logits);
+/* What hangs on a comparison of two numbers may turn over by a rounding. */
+bool palu_decides(int animal);
 /* |a - b| over |b|. */
 double palu_distance(const real *a, const real *b, size_t n);
 /* The key or value of row `row` of a lane of sequence 0, as the cache gives it. */
