@@ -44,7 +44,7 @@ static bool cmd_calibrate_take(void *ctx, int key, const char *arg, Err *e) {
     case OPT_OUT: a->out = arg; return true;
     case OPT_FOR:
         if (!codec_parse(arg, &a->codec, e)) return false;
-        if (codec_calibrated(&a->codec) && !a->codec.basis) return true;
+        if (!strcmp(arg, "palu") || (a->codec.predicts && !a->codec.basis)) return true;
         return err_input(e, "--for: expected palu or aqua, or aqua:bits=N,group=N, got '%.60s'", arg);
     case OPT_TOKENS: return cli_int(arg, "--tokens", 1, INT64_MAX, &a->tokens, e);
     case OPT_CONTEXT: return cli_int(arg, "--context", 1, 1 << 22, &a->context, e);

@@ -4,9 +4,7 @@
  * for LLMs", arXiv:2310.01801. */
 #include "policy.h"
 
-/* Queries are taken SIDE at a time: component d of each lies together, so that their sums advance side by side, and a
- * key is read once for all. */
-enum { SIDE = 8 };
+enum { SIDE = POLICY_SIDE }; /* queries that are taken at a time */
 /* Of the attention of a lane's queries: what each row received, and what of it from queries within `near` positions. */
 static void fastgen_sums(const Choice *c, int h, int near, double *all, double *local) {
     const PolicyLane *l = &c->lane[h];
@@ -22,10 +20,8 @@ static void fastgen_sums(const Choice *c, int h, int near, double *all, double *
             for (int d = 0; d < D; d++) q[d * SIDE + a] = (double)policy_query(c, i, g)[d];
         }
         for (int j = 0; j < l->n && l->pos[j] <= own[n - 1]; j++) {
-            double s[SIDE] = {0};
-            for (int d = 0; d < D; d++)
-#pragma GCC unroll 8
-                for (int a = 0; a < SIDE; a++) s[a] += q[d * SIDE + a] * (double)l->key[j * D + d];
+            double s[SIDE];
+            policy_side(s, q, l->key + j * D, D);
             for (int a = 0; a < n; a++) {
                 const double p = l->pos[j] <= own[a] ? exp(s[a] - lse[a]) : 0;
                 all[j] += p, local[j] += own[a] - l->pos[j] < near ? p : 0;

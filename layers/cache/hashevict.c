@@ -3,8 +3,7 @@
  * "HashEvict: A Pre-Attention KV Cache Eviction Strategy using Locality-Sensitive Hashing", arXiv:2412.16187. */
 #include "policy.h"
 
-/* Component d of WAYS directions at a time lies together, so that their sums advance side by side. */
-enum { WAYS = 8 };
+enum { WAYS = POLICY_SIDE }; /* directions that are taken at a time */
 /* Direction r has normal components, by Box and Muller. Past the last one: zeros. */
 static double *directions(const Choice *c) {
     const int D = c->kdim;
@@ -20,10 +19,8 @@ static double *directions(const Choice *c) {
 static uint64_t hash_of(const double *way, int bits, const real *x, int D) {
     uint64_t hash = 0;
     for (int r0 = 0; r0 < bits; r0 += WAYS, way += WAYS * D) {
-        double s[WAYS] = {0};
-        for (int d = 0; d < D; d++)
-#pragma GCC unroll 8
-            for (int r = 0; r < WAYS; r++) s[r] += way[d * WAYS + r] * (double)x[d];
+        double s[WAYS];
+        policy_side(s, way, x, D);
         for (int r = 0; r < imin(WAYS, bits - r0); r++) hash |= (uint64_t)(s[r] >= 0) << (r0 + r);
     }
     return hash;

@@ -3,9 +3,7 @@
  * et al., "Dialogue Without Limits: Constant-Sized KV Caches for Extended Responses in LLMs", arXiv:2503.00979. */
 #include "policy.h"
 
-/* Queries are taken SIDE at a time: component d of each lies together, so that their sums advance side by side, and a
- * key is read once for all. */
-enum { SIDE = 8 };
+enum { SIDE = POLICY_SIDE }; /* queries that are taken at a time */
 static void morphkv_lane(const Choice *c, int h) {
     PolicyLane *l = &c->lane[h];
     const int group = c->heads / c->lanes, D = c->kdim;
@@ -21,11 +19,9 @@ static void morphkv_lane(const Choice *c, int h) {
                 for (int d = 0; d < D; d++) q[d * SIDE + i] += (double)policy_query(c, i0 + i, h * group + g)[d];
         for (int i = 0; i < SIDE; i++) most[i] = -INFINITY;
         for (int j = 0; j < old; j++) {
-            double x[SIDE] = {0};
-            for (int d = 0; d < D; d++)
-#pragma GCC unroll 8
-                for (int i = 0; i < SIDE; i++) x[i] += q[d * SIDE + i] * (double)l->key[j * D + d];
-            for (int i = 0; i < SIDE; i++) s[j * SIDE + i] = x[i], most[i] = fmax(most[i], x[i]);
+            double *x = s + j * SIDE;
+            policy_side(x, q, l->key + j * D, D);
+            for (int i = 0; i < SIDE; i++) most[i] = fmax(most[i], x[i]);
         }
         for (int j = 0; j < old; j++)
             for (int i = 0; i < n; i++) sum[i] += s[j * SIDE + i] = exp(s[j * SIDE + i] - most[i]);

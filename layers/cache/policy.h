@@ -267,5 +267,15 @@ void policy_softmax(real *x, int n);
 /* For `select`. Of the rows that the budget has beyond those that stay, this share goes to the rows with the highest
  * scores now; older ones first of equal ones, NaN never. */
 void policy_stay(PolicyLane *, double share);
+/* For `select`. out[i]: the product of x (D) with vector i of POLICY_SIDE, component d of which is side[d][i], so that
+ * the sums advance side by side and x is read once. */
+enum { POLICY_SIDE = 8 };
+static inline void policy_side(double out[POLICY_SIDE], const double *side, const real *x, int D) {
+    double s[POLICY_SIDE] = {0};
+    for (int d = 0; d < D; d++)
+#pragma GCC unroll 8
+        for (int i = 0; i < POLICY_SIDE; i++) s[i] += side[d * POLICY_SIDE + i] * (double)x[d];
+    for (int i = 0; i < POLICY_SIDE; i++) out[i] = s[i];
+}
 /* For `select`. score = kept += stat: what all queries so far gave each row. */
 void policy_sums(Choice *);

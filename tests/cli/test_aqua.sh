@@ -32,6 +32,7 @@ run calibrate $src tests/golden/README.md --for aqua --out "$tmp/more" --tokens 
 grep -q '^900 tokens, written to' "$tmp/out" && [ "$(wc -l <"$tmp/out")" -eq 5 ] || wrong "calibrate says $(cat "$tmp/out")"
 refused 'expected --out FILE' calibrate $src tests/golden/README.md --for aqua
 refused 'expected palu or aqua, or aqua:bits=N,group=N, got '\''int4'\''' calibrate $src tests/golden/README.md --out "$tmp/x" --for int4
+refused 'expected palu or aqua, or aqua:bits=N,group=N, got '\''palu:rank=0.25'\''' calibrate $src tests/golden/README.md --out "$tmp/x" --for palu:rank=0.25
 refused 'expected palu or aqua' calibrate $src tests/golden/README.md --out "$tmp/x" --for "aqua:basis=$basis"
 refused 'expected basis=FILE, bits=4|3|2, group=32|64, got '\''bits=8'\''' calibrate $src tests/golden/README.md --out "$tmp/x" --for aqua:bits=8
 [ ! -e "$tmp/x" ] || wrong "a refused calibration left a file"

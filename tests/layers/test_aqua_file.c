@@ -52,16 +52,7 @@ Test(aqua_file, forks_batches_and_guesses_change_nothing, .timeout = 200) {
 
         palu_session(&s, &c, 1);
         palu_feed(&s, 0, 11, tok, x);
-        enum { N = 3 };
-        const int of[N] = {0}, pos[N] = {11, 12, 13}, first[N] = {-1, -1, -1}, off[] = {0, N}, seq = 0,
-                  all[N] = {0, 1, 2}, accept = 1, guess[N] = {tok[11], (tok[12] + 1) % vocab, tok[13]};
-        const uint64_t id = 0;
-        const Batch b = {1, N, off, &seq, of, pos, first, &id, true, NULL};
-        cr_assert(model_verify(&c.m, &s.own, &s.cache, &b, guess, (RowList){N, all},
-                               TENSOR(x + 11 * vocab, REAL, N, vocab), &e),
-                  "%s", e.msg);
-        model_commit(&c.m, &s.own, &s.cache, &b, &accept);
-        s.next[0] = 12;
+        palu_wrong_guess(&s, &c, tok, x);
         for (int t = 12; t < T; t++) palu_feed(&s, 0, 1, tok + t, x + t * vocab);
         const double apart = palu_distance(x, alone, n);
         cr_assert(apart < (REAL == F64 ? 1e-9 : 0.05), "%s: %.3g after a wrong guess", zoo[i].name, apart);

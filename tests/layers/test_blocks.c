@@ -146,19 +146,7 @@ Test(blocks, sequences_fork_and_go_back, .timeout = 300) {
         real *back = xcalloc(T * V, sizeof *back), *fresh = xcalloc(T * V, sizeof *fresh);
         for (int to = 0; to < 140; to += to == 60 ? 4 : 20) {
             block_session(&s, &c, 3);
-            block_feed(&s, 0, 140, tok, NULL);
-            session_fork(&s, 0, 1);
-            const int at = session_rewind(&s, 1, to), want = to < 128 ? to / 64 * 64 : to;
-            cr_assert(at == 0 || at == want, "%s: back to %d, not %d", zoo[i].name, at, want);
-            cr_assert(at == want || block_has_state(&c) || strstr(zoo[i].json, "window"), "%s: not back to %d",
-                      zoo[i].name, to);
-            went += at > 0;
-            memcpy(other, tok, (size_t)at * sizeof *other);
-            block_feed(&s, 1, T - at, other + at, back);
-            block_feed(&s, 2, T, other, fresh);
-            const double off = block_distance(back, fresh + (size_t)at * V, (size_t)(T - at) * V);
-            cr_assert(off <= (REAL == F64 ? 1e-9 : 0.1) || block_decides(i), "%s, back to %d: %.3g", zoo[i].name, at,
-                      off);
+            went += block_back(&c, &s, i, to, tok, other, back, fresh) > 0;
             session_close(&s);
         }
         free(back), free(fresh);

@@ -9,12 +9,6 @@
 #include "tests/lib/rig.h"
 
 enum { ROWS = MERGED_ROWS, D_MOST = 24, T = BLOCK_TOKENS, CHUNK = BLOCK_CHUNK };
-static RowCodec codec_of(const char *text) {
-    RowCodec c;
-    Err e = {0};
-    cr_assert(codec_parse(text, &c, &e), "%s", e.msg);
-    return c;
-}
 static float drawn(uint32_t which, uint32_t lane, uint32_t row, uint32_t k) {
     uint32_t x = (((which * 8 + lane) * 256 + row) * 32 + k) * 2654435761u + 12345u;
     x ^= x >> 16, x *= 2246822519u, x ^= x >> 13;
@@ -98,7 +92,7 @@ Test(minicache, has_the_golden_bytes) {
     for (; fscanf(f, "%79s %d %d %d %19999s %19999s", how, &shape, &lane, &block, hex[0], hex[1]) == 6; lines++) {
         char text[100];
         snprintf(text, sizeof text, "minicache:%s", how);
-        const RowCodec c = codec_of(text);
+        const RowCodec c = block_codec(text);
         if (c.bits == 32 && sizeof(real) == 8) continue; /* the vectors are those of f32 */
         Merged m = merged_new(shapes[shape][0], shapes[shape][1]);
         merged_draw(&m, (uint32_t)lane);
@@ -136,7 +130,7 @@ Test(minicache, equal_directions_are_lossless) {
         for (int draw = 0; draw < 10; draw++) {
             char text[60];
             snprintf(text, sizeof text, "minicache:bits=%d,apart=%g,t=%g", bits[b], draw % 3 * 0.2, draw * 0.1);
-            const RowCodec c = codec_of(text);
+            const RowCodec c = block_codec(text);
             Merged m = merged_new(D_MOST, draw % 2 ? 13 : D_MOST);
             merged_draw(&m, (uint32_t)draw % 8);
             for (int part = 0; part < 2; part++)
@@ -152,7 +146,7 @@ Test(minicache, equal_directions_are_lossless) {
 }
 Test(minicache, rows_apart_are_as_they_were) {
     for (uint32_t draw = 0; draw < 8; draw++) {
-        const RowCodec all = codec_of("minicache:apart=1,bits=32");
+        const RowCodec all = block_codec("minicache:apart=1,bits=32");
         Merged m = merged_new(D_MOST, 11);
         merged_draw(&m, draw);
         merged_store(&m, &all);
@@ -171,7 +165,7 @@ Test(minicache, directions_lie_between_both_layers) {
     for (int i = 0; i < 4; i++) {
         char text[60];
         snprintf(text, sizeof text, "minicache:bits=32,apart=0,t=%g", t[i]);
-        const RowCodec c = codec_of(text);
+        const RowCodec c = block_codec(text);
         Merged m = merged_new(D_MOST, D_MOST);
         merged_draw(&m, 3);
         merged_store(&m, &c);
@@ -199,7 +193,7 @@ Test(minicache, directions_lie_between_both_layers) {
 }
 /* Rows with the largest angles stay apart, the same number in each block; more of them never make a row worse. */
 Test(minicache, rows_that_differ_most_stay_apart) {
-    const RowCodec c = codec_of("minicache:bits=32,apart=0.25");
+    const RowCodec c = block_codec("minicache:bits=32,apart=0.25");
     Merged m = merged_new(D_MOST, D_MOST);
     merged_draw(&m, 2);
     merged_store(&m, &c);
@@ -232,7 +226,7 @@ Test(minicache, what_is_not_finite_does_not_come_back_finite) {
     for (int i = 0; i < 12; i++) {
         char text[60];
         snprintf(text, sizeof text, "minicache:%s", settings[i % 4]);
-        const RowCodec c = codec_of(text);
+        const RowCodec c = block_codec(text);
         for (int of = 0; of < 2; of++) {
             Merged m = merged_new(D_MOST, D_MOST);
             merged_draw(&m, 1);
@@ -256,7 +250,7 @@ Test(minicache, damaged_blocks_are_read_inside_of_their_bytes) {
     for (int i = 0; i < 40; i++) {
         char text[60];
         snprintf(text, sizeof text, "minicache:%s", settings[i % 4]);
-        const RowCodec c = codec_of(text);
+        const RowCodec c = block_codec(text);
         const MergedShape s = merged_shape(&c, 7, 5);
         Merged m = merged_new(7, 5);
         merged_draw(&m, 1);
@@ -285,7 +279,7 @@ Test(minicache, damaged_blocks_are_read_inside_of_their_bytes) {
 static bool case_open(BlockCase *c, int i, const char *codec, const char *policy) {
     Err e = {0};
     *c = (BlockCase){0};
-    if (codec) c->codec = codec_of(codec);
+    if (codec) c->codec = block_codec(codec);
     if (policy) cr_assert(policy_parse(policy, &c->policy, &e), "%s", e.msg);
     cr_assert(model_cfg_from_json(&c->cfg, zoo[i].json, strlen(zoo[i].json), zoo[i].name, &e), "%s", e.msg);
     cr_assert(device_open(&c->dev, "cpu", 1, &e), "%s", e.msg);
@@ -452,24 +446,12 @@ Test(minicache, sequences_fork_and_go_back, .timeout = 120) {
         real *back = xcalloc(2 * T * V, sizeof *back), *fresh = back + T * V;
         for (int to = 20; to < 140; to += 40) {
             block_session(&s, &c, 3);
-            block_feed(&s, 0, 140, tok, NULL);
-            session_fork(&s, 0, 1);
-            const int at = session_rewind(&s, 1, to), want = to < 128 ? to / 64 * 64 : to;
-            cr_assert(at == 0 || at == want, "%s: back to %d, not %d", zoo[i].name, at, want);
-            cr_assert(at == want || block_has_state(&c) || strstr(zoo[i].json, "window"), "%s: not back to %d",
-                      zoo[i].name, to);
-            went += at > 0;
-            memcpy(other, tok, (size_t)at * sizeof *other);
-            block_feed(&s, 1, T - at, other + at, back);
-            block_feed(&s, 2, T, other, fresh);
-            double off = block_distance(back, fresh + (size_t)at * V, (size_t)(T - at) * V);
-            cr_assert(off <= (REAL == F64 ? 1e-9 : 0.1) || block_decides(i), "%s, back to %d: %.3g", zoo[i].name, at,
-                      off);
+            went += block_back(&c, &s, i, to, tok, other, back, fresh) > 0;
             session_close(&s);
             block_session(&s, &c, 3); /* three at once */
             Feed three[] = {{0, T, tok}, {1, T, other}, {2, 70, tok + 3}};
             cr_assert(session_extend(&s, 3, three, WANT_LAST, TENSOR(back, REAL, 3, c.cfg.vocab), &e), "%s", e.msg);
-            off = block_distance(back + V, fresh + (T - 1) * V, V);
+            const double off = block_distance(back + V, fresh + (T - 1) * V, V);
             cr_assert(off <= (REAL == F64 ? 1e-9 : 0.1) || block_decides(i), "%s, one of three: %.3g", zoo[i].name,
                       off);
             session_close(&s);
@@ -528,18 +510,12 @@ Test(minicache, refusals) {
     block_refused(gqa, "minicache:from=0", "kvzip", "judges rows by tokens that it feeds itself");
     block_refused(gqa, "minicache:from=0", "quest", "expected page=64, got 16");
 }
-static void parse_fails(const char *text, const char *says) {
-    RowCodec c;
-    Err e = {0};
-    cr_assert(!codec_parse(text, &c, &e) && e.status == EXIT_INPUT, "%s", text);
-    cr_assert_str_eq(e.msg, says);
-}
 Test(minicache, settings) {
     char text[CODEC_TEXT_MAX];
-    RowCodec c = codec_of("minicache:bits=4,apart=0.25,t=0.5,group=64,from=0.75");
+    RowCodec c = block_codec("minicache:bits=4,apart=0.25,t=0.5,group=64,from=0.75");
     codec_settings(&c, ',', text);
     cr_assert_str_eq(text, "group=64,from=0.75,t=0.5,apart=0.25,bits=4");
-    c = codec_of("minicache");
+    c = block_codec("minicache");
     codec_settings(&c, ' ', text);
     cr_assert_str_eq(text, "group=32 from=0.5 t=0.6 apart=0.1 bits=16");
     static const char *const wrong[] = {"bits=2",   "bits=3",     "bits=5",   "bits=64", "bits=",      "bits",
@@ -553,7 +529,7 @@ Test(minicache, settings) {
                  "--cache-dtype minicache: expected from=0..1, t=0..1, apart=0..1, bits=32|16|8|4, group=32|64, got "
                  "'%s'",
                  wrong[i]);
-        parse_fails(whole, says);
+        block_parse_fails(whole, says);
     }
     RowCodec other;
     Err e = {0};

@@ -71,7 +71,6 @@ Test(palu_file, forks_guesses_and_a_tier_change_nothing, .timeout = 120) {
     for (int i = 0; i < zoo_count(); i += 3) {
         PaluCase c, disk;
         Session s;
-        Err e = {0};
         int tok[T], other[T];
         const KvTier tier = {.memory = (size_t)1 << 30, .dir = check_dir(), .least = 1};
         if (!check_sampled(i) || !palu_open(&c, i, "rank=0.5,bits=8", (ModelOpts){0})) continue;
@@ -101,16 +100,7 @@ Test(palu_file, forks_guesses_and_a_tier_change_nothing, .timeout = 120) {
 
         palu_session(&s, &c, 1);
         palu_feed(&s, 0, 11, tok, x);
-        enum { N = 3 };
-        const int of[N] = {0}, pos[N] = {11, 12, 13}, first[N] = {-1, -1, -1}, off[] = {0, N}, seq = 0,
-                  all[N] = {0, 1, 2}, accept = 1, guess[N] = {tok[11], (tok[12] + 1) % V, tok[13]};
-        const uint64_t id = 0;
-        const Batch b = {1, N, off, &seq, of, pos, first, &id, true, NULL};
-        cr_assert(model_verify(&c.m, &s.own, &s.cache, &b, guess, (RowList){N, all}, TENSOR(x + 11 * V, REAL, N, V),
-                               &e),
-                  "%s", e.msg);
-        model_commit(&c.m, &s.own, &s.cache, &b, &accept);
-        s.next[0] = 12;
+        palu_wrong_guess(&s, &c, tok, x);
         palu_feed(&s, 0, T - 12, tok + 12, x + 12 * V);
         const double apart = palu_distance(x, alone, n);
         cr_assert(apart < (REAL == F64 ? 1e-9 : 2e-2), "%s: %.3g after a wrong guess", zoo[i].name, apart);

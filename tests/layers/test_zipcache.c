@@ -11,12 +11,6 @@
 #include "tests/lib/zoo.h"
 
 enum { ROWS = 64, BLOCKS = 2, D_MOST = 6, DV_MOST = 12, HEADS_MOST = 4, LANES_MOST = 2 };
-static RowCodec codec_of(const char *text) {
-    RowCodec c;
-    Err e = {0};
-    cr_assert(codec_parse(text, &c, &e), "%s", e.msg);
-    return c;
-}
 static real drawn(uint32_t which, uint32_t lane, uint32_t row, uint32_t k) {
     uint32_t x = (((which * 8 + lane) * 256 + row) * 32 + k) * 2654435761u + 12345u;
     x ^= x >> 16, x *= 2246822519u, x ^= x >> 13;
@@ -97,7 +91,7 @@ Test(zipcache, has_the_golden_bytes) {
         snprintf(text, sizeof text, "zipcache:%s", how);
         if (strcmp(own, open)) {
             if (*open) kv_close(&c), rig_close(&g);
-            codec = codec_of(text);
+            codec = block_codec(text);
             KvShape s = shapes[shape];
             s.codec = &codec;
             golden_open(&c, &g, &s);
@@ -143,7 +137,7 @@ Test(zipcache, no_number_is_off_by_more_than_its_bits_allow) {
     double worst = 0;
     int beyond = 0;
     for (uint32_t draw = 0; draw < 20; draw++) {
-        const RowCodec c = codec_of(draw % 2 ? "zipcache:share=0.5" : "zipcache:bits=3,share=0.25");
+        const RowCodec c = block_codec(draw % 2 ? "zipcache:share=0.5" : "zipcache:bits=3,share=0.25");
         Coded *x = coded_drawn(draw);
         const int D = D_MOST, Dv = DV_MOST, n = draw % 2 ? 32 : 16;
         coded(&c, x, D, Dv);
@@ -182,7 +176,7 @@ Test(zipcache, no_number_is_off_by_more_than_its_bits_allow) {
 }
 /* A row of large values in one element costs the others nothing: that is what the element's scale is for. */
 Test(zipcache, an_element_larger_than_the_others_costs_them_little) {
-    const RowCodec c = codec_of("zipcache:share=1");
+    const RowCodec c = block_codec("zipcache:share=1");
     double error[2] = {0};
     for (int large = 0; large < 2; large++) {
         Coded *x = coded_drawn(1);
@@ -200,7 +194,7 @@ Test(zipcache, what_is_not_finite_does_not_come_back_finite) {
     static const float bad[] = {NAN, INFINITY, -INFINITY};
     for (int i = 0; i < 3; i++)
         for (int row = 0; row < ROWS; row += 9) {
-            const RowCodec c = codec_of("zipcache");
+            const RowCodec c = block_codec("zipcache");
             Coded *x = coded_drawn(2);
             x->keys[3 * ROWS + row] = x->values[row * DV_MOST + 4] = (real)bad[i];
             coded(&c, x, D_MOST, DV_MOST);
@@ -211,7 +205,7 @@ Test(zipcache, what_is_not_finite_does_not_come_back_finite) {
                     cr_assert(j == row || isfinite((double)x->v[j * DV_MOST + k]), "row %d with %d", j, row);
             free(x);
         }
-    const RowCodec c = codec_of("zipcache");
+    const RowCodec c = block_codec("zipcache");
     Coded *x = xcalloc(1, sizeof *x); /* zeros, and scores that are no numbers */
     for (int j = 0; j < ROWS; j++) x->score[j] = (real)NAN;
     coded(&c, x, D_MOST, DV_MOST);
@@ -221,7 +215,7 @@ Test(zipcache, what_is_not_finite_does_not_come_back_finite) {
 }
 /* A block of a damaged file, whose mask names too few or too many rows, is read inside of its bytes. */
 Test(zipcache, every_row_has_a_place_whatever_the_mask) {
-    const RowCodec c = codec_of("zipcache");
+    const RowCodec c = block_codec("zipcache");
     const SalientShape s = salient_shape(&c, 4, 4);
     static const uint32_t masks[][2] = {{0, 0}, {~0u, ~0u}, {0, ~0u}, {~0u, 0}, {1, 1}, {0x55555555u, 0x55555555u}};
     for (size_t i = 0; i < sizeof masks / sizeof *masks; i++) {
@@ -247,7 +241,7 @@ Test(zipcache, salient_rows_come_from_the_queries_of_a_session, .timeout = 60) {
         for (int k = 0; k < 3; k++) named |= !strncmp(zoo[i].name, names[k], strlen(names[k]));
         if (!named || zoo_decides(&zoo[i]) || strstr(zoo[i].json, "\"window\"") || strstr(zoo[i].json, "soft_cap"))
             continue;
-        const RowCodec codec = codec_of("zipcache:share=0.5");
+        const RowCodec codec = block_codec("zipcache:share=0.5");
         ModelCfg cfg;
         Device *dev;
         Model m;
@@ -278,7 +272,7 @@ Test(zipcache, salient_rows_come_from_the_queries_of_a_session, .timeout = 60) {
  * It goes to a sequence of other tokens, whose queries are others. */
 Test(zipcache, queries_are_restored_with_their_sequence, .timeout = 60) {
     enum { HALF = ROWS + 40, ALL = 2 * ROWS };
-    const RowCodec codec = codec_of("zipcache:share=0.5,probes=64");
+    const RowCodec codec = block_codec("zipcache:share=0.5,probes=64");
     ModelCfg cfg;
     Device *dev;
     Model m;
@@ -321,21 +315,15 @@ Test(zipcache, refusals) {
     block_refused(0, "zipcache", "quest", "expected page=64, got 16");
 }
 
-static void parse_fails(const char *text, const char *says) {
-    RowCodec c;
-    Err e = {0};
-    cr_assert(!codec_parse(text, &c, &e) && e.status == EXIT_INPUT);
-    cr_assert_str_eq(e.msg, says);
-}
 Test(zipcache, settings) {
     char text[CODEC_TEXT_MAX];
-    RowCodec c = codec_of("zipcache:share=0.25,bits=3,probes=16,salient_bits=4");
+    RowCodec c = block_codec("zipcache:share=0.25,bits=3,probes=16,salient_bits=4");
     codec_settings(&c, ',', text);
     cr_assert_str_eq(text, "bits=3,salient_bits=4,share=0.25,probes=16");
-    c = codec_of("zipcache");
+    c = block_codec("zipcache");
     codec_settings(&c, ' ', text);
     cr_assert_str_eq(text, "bits=2 salient_bits=4 share=0.6 probes=8");
-    parse_fails("zipcache:bits=4", "--cache-dtype zipcache: expected more salient_bits than bits, got 4 and 4");
+    block_parse_fails("zipcache:bits=4", "--cache-dtype zipcache: expected more salient_bits than bits, got 4 and 4");
 #define KNOWN "--cache-dtype zipcache: expected bits=2..4, salient_bits=2..4, probes=1..64, share=0..1, got "
     static const char *const wrong[] = {"bits=5",    "bits=2.5", "probes=0", "probes=65", "share=1.5", "share=-1",
                                         "share=nan", "share=",   "share",    "group=32",  "rotate=no", "bits=3x"};
@@ -343,7 +331,7 @@ Test(zipcache, settings) {
         char whole[60], says[200];
         snprintf(whole, sizeof whole, "zipcache:%s", wrong[i]);
         snprintf(says, sizeof says, KNOWN "'%s'", wrong[i]);
-        parse_fails(whole, says);
+        block_parse_fails(whole, says);
     }
     RowCodec other;
     Err e = {0};

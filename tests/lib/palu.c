@@ -42,6 +42,18 @@ void palu_logits(PaluCase *c, const int *tok, int first, int piece, real *logits
     }
     session_close(&s);
 }
+void palu_wrong_guess(Session *s, PaluCase *c, const int *tok, real *x) {
+    enum { N = 3 };
+    const int V = c->cfg.vocab, of[N] = {0}, pos[N] = {11, 12, 13}, first[N] = {-1, -1, -1}, off[] = {0, N}, seq = 0,
+              all[N] = {0, 1, 2}, accept = 1, guess[N] = {tok[11], (tok[12] + 1) % V, tok[13]};
+    const uint64_t id = 0;
+    const Batch b = {1, N, off, &seq, of, pos, first, &id, true, NULL};
+    Err e = {0};
+    cr_assert(model_verify(&c->m, &s->own, &s->cache, &b, guess, (RowList){N, all}, TENSOR(x + 11 * V, REAL, N, V), &e),
+              "%s", e.msg);
+    model_commit(&c->m, &s->own, &s->cache, &b, &accept);
+    s->next[0] = 12;
+}
 bool palu_decides(int i) { return zoo_decides(&zoo[i]) || strstr(zoo[i].json, "\"moe\""); }
 double palu_distance(const real *a, const real *b, size_t n) {
     double off = 0, size = 0;

@@ -28,6 +28,9 @@ void palu_session(Session *, PaluCase *, int nseq);
 void palu_feed(Session *, int seq, int n, const int *tok, real *logits);
 /* Logits of every row of a text: `first` tokens, then the rest in pieces of so many. */
 void palu_logits(PaluCase *, const int *tok, int first, int piece, real *logits);
+/* Sequence 0 has 11 tokens of tok; three more are guessed, the second wrongly, and the first is accepted. Their logits
+ * go to x, row 11 on. */
+void palu_wrong_guess(Session *, PaluCase *, const int *tok, real *x);
 /* What hangs on a comparison of two numbers may turn over by a rounding. */
 bool palu_decides(int animal);
 /* |a - b| over |b|. */
