@@ -16,6 +16,11 @@ enum { INT8_HEAD = 4, INT8_MOST = 127 }; /* bytes before the codes; the largest 
 #else
     #define INT8_BOTH static inline
 #endif
+INT8_BOTH uint32_t part_float_bits(float x) {
+    uint32_t bits;
+    memcpy(&bits, &x, sizeof bits);
+    return bits;
+}
 INT8_BOTH size_t int8_bytes(int width) { return INT8_HEAD + ((size_t)width + 3) / 4 * 4; }
 /* Of the bits of the largest |x| as f32, m: as whole numbers these are in the order of the numbers, with infinities and
  * NaN above all others. m / code, rounded up to 16 significant bits; 0 below `least`, no more than `top`, the largest

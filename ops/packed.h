@@ -39,11 +39,6 @@ INT8_BOTH float packed_float(uint32_t bits) {
     memcpy(&x, &bits, sizeof x);
     return x;
 }
-INT8_BOTH uint32_t packed_float_bits(float x) {
-    uint32_t bits;
-    memcpy(&bits, &x, sizeof bits);
-    return bits;
-}
 INT8_BOTH PackedGroup packed_group(uint32_t scale, int zero, bool flat) {
     const PackedGroup g = {(uint32_t)zero << 16 | scale >> 16, packed_float(scale), zero, flat};
     return g;
@@ -51,7 +46,7 @@ INT8_BOTH PackedGroup packed_group(uint32_t scale, int zero, bool flat) {
 /* Of the smallest and the largest number of a group, and the bits of the largest magnitude, which NaN reaches, too. */
 INT8_BOTH PackedGroup packed_rule(float least, float most, uint32_t size, int top) {
     const uint32_t nan = 0x7fc00000u, infinite = 0x7f800000u, normal = 0x00800000u, below = 0xffffu;
-    uint32_t scale = packed_float_bits((most * 0.5f - least * 0.5f) / (float)top * 2);
+    uint32_t scale = part_float_bits((most * 0.5f - least * 0.5f) / (float)top * 2);
     scale = (scale + below) & ~below;
     if (size >= infinite) return packed_group(nan, 0, true);
     const float s = packed_float(scale), far = 0x1p126f;
@@ -62,7 +57,7 @@ INT8_BOTH PackedGroup packed_rule(float least, float most, uint32_t size, int to
     }
     if (size < 14 * normal) return packed_group(0, 0, true);
     scale = (size & infinite) - 13 * normal; /* |x| / s is in 2^13..2^14 */
-    return packed_group(scale, (int)((packed_float_bits(most) == size ? most : least) / packed_float(scale)), true);
+    return packed_group(scale, (int)((part_float_bits(most) == size ? most : least) / packed_float(scale)), true);
 }
 INT8_BOTH int packed_code(PackedGroup g, float x, float most, int top) {
     if (g.flat) return 0;

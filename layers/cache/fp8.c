@@ -5,15 +5,13 @@
 static size_t codec_fp8_bytes(const RowCodec *c, int width) { return (void)c, fp8_bytes(width); }
 static void fp8_encode(const RowCodec *c, void *part, const real *from, int width) {
     (void)c;
-    uint32_t most = 0;
+    int most = 0; /* the bits of a magnitude are no negative number */
+#pragma omp simd reduction(max : most)
     for (int k = 0; k < width; k++) {
-        const float x = (float)from[k];
-        uint32_t bits;
-        memcpy(&bits, &x, sizeof bits);
-        bits &= 0x7fffffffu;
-        most = bits > most ? bits : most;
+        const int magnitude = (int)(part_float_bits((float)from[k]) & 0x7fffffffu);
+        most = magnitude > most ? magnitude : most;
     }
-    const float scale = fp8_scale(most);
+    const float scale = fp8_scale((uint32_t)most);
     uint8_t *code = (uint8_t *)part + FP8_HEAD;
     memcpy(part, &scale, sizeof scale);
     memset(code, 0, fp8_bytes(width) - FP8_HEAD);

@@ -7,21 +7,20 @@ static void int8_encode(const RowCodec *c, void *part, const real *from, int wid
     (void)c;
     /* Added and taken away, it leaves the nearest whole number of a small one, ties to even. */
     const real whole = (real)(REAL == F64 ? 6755399441055744.0 : 12582912.0);
-    uint32_t most = 0;
+    int most = 0; /* the bits of a magnitude are no negative number */
+#pragma omp simd reduction(max : most)
     for (int k = 0; k < width; k++) {
-        float x = (float)from[k];
-        uint32_t bits;
-        memcpy(&bits, &x, sizeof bits);
-        bits &= 0x7fffffffu;
-        most = bits > most ? bits : most;
+        const int magnitude = (int)(part_float_bits((float)from[k]) & 0x7fffffffu);
+        most = magnitude > most ? magnitude : most;
     }
-    const float scale = int8_scale(most);
+    const float scale = int8_scale((uint32_t)most);
     int8_t *code = (int8_t *)part + INT8_HEAD;
     memcpy(part, &scale, sizeof scale);
     memset(code, 0, int8_bytes(width) - INT8_HEAD);
     if (!(scale > 0)) return; /* nothing, or NaN, which the scale says */
+#pragma omp simd
     for (int k = 0; k < width; k++) {
-        real q = from[k] / (real)scale + whole - whole;
+        const real q = from[k] / (real)scale + whole - whole;
         code[k] = (int8_t)(q > INT8_MOST ? INT8_MOST : q < -INT8_MOST ? -INT8_MOST : q);
     }
 }

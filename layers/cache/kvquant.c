@@ -45,7 +45,7 @@ static PackedGroup kvquant_scale(const float *x, int n, int apart) {
     }
     if (least > most) return packed_group(0, 0, true); /* there are no others */
     const float middle = (least + most) * 0.5f, half = (most - least) * 0.5f;
-    const uint32_t bits = packed_float_bits(fmaxf(half, fabsf(middle) / 128)), scale = (bits + 0xffffu) & ~0xffffu;
+    const uint32_t bits = part_float_bits(fmaxf(half, fabsf(middle) / 128)), scale = (bits + 0xffffu) & ~0xffffu;
     const float s = packed_float(scale);
     if (s < 0x1p-100f) return packed_group(0, 0, true);
     return packed_group(scale, (int)rintf(middle / s * 64), false);

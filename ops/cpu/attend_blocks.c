@@ -68,9 +68,13 @@ static void pieces_decoded(real *to, size_t ld, const RowCodec *c, Parts p, int 
     else
         for (int j = 0; j < n; j++) c->piece_decode(c, to + (size_t)j * ld, p.first + (size_t)j * p.ld, p.width);
 }
-/* Scores of the rows from `at` on become the first. */
-static void scores_moved(Block *k, int at, int n) {
-    for (int i = 0; at && i < k->n; i++) memmove(k->s + i * KB, k->s + i * KB + at, (size_t)n * sizeof(real));
+/* The keys of a block, (Dk,KB) in k->kt, and the values of a tile's rows, with pairs as those. */
+static void tile_of_block(const Block *k, Tile *t, PairRoom room, const real *values) {
+    t->kt = k->kt, t->values = values, t->ldv = (size_t)k->Dv, t->width = KB;
+    if (!k->qp) return;
+    pairs_below(room.turned, rows_wide(k->kt, KB), k->Dk, KB);
+    pairs_below(room.below, rows_wide(values, t->ldv), t->n, k->Dv);
+    t->turned = room.turned, t->below = room.below;
 }
 #include "attend_merged.c"
 /* -inf for those of n rows of a block that a policy evicted; NULL if none is. */
@@ -108,46 +112,45 @@ static bool any_gone(const Lanes *t, int lane) {
     }
     return false;
 }
-/* Rows row..row+n-1 of a lane, of one block; those up to `to` are read. */
-static void attend_block(Block *k, const Lanes *t, int lane, int row, int n, int to, real *room) {
+/* Rows row..row+n-1 of a lane, of one block; those up to `to` are read. room: of decoded values. */
+static void attend_block(Block *k, int blocks, const Lanes *t, int lane, int row, int n, int to, real *room,
+                         PairRoom pairs) {
     const RowCodec *c = t->s.codec;
     const int *table = &t->table[(size_t)lane * (size_t)t->maxpages];
     const int P = t->P, page = table[row / P % t->maxpages], at = row % P;
     const int next = row + n < to ? table[(row + n) / P % t->maxpages] : -1;
     const ptrdiff_t ahead = next < t->npages ? 0 : (ptrdiff_t)(next - page) * (ptrdiff_t)block_bytes(&t->s);
     const char *in = lanes_block(t, page);
-    const int *pos = t->pos + (size_t)page * (size_t)P + at;
     real bias_mem[KB];
-    const real *bias = gone_bias(bias_mem, t, pos, n);
+    Tile tile = {.row = row, .n = n, .at = at, .pos = t->pos + (size_t)page * (size_t)P + at};
+    uint8_t place[SALIENT_ROWS];
+    tile.bias = gone_bias(bias_mem, t, tile.pos, n);
     CHECK(P == KB, "blocks of %d rows", P);
     if (c->salient_bits) {
-        attend_salient(k, t, in, at, row, n, pos, bias, room);
-        return;
+        tile.place = place;
+        tile_of_block(k, &tile, pairs, salient_tile(k, t, in, at, n, place, room));
+    } else if (c->pair) {
+        tile_of_block(k, &tile, pairs, merged_tile(k, t, page, at, n, room));
+    } else {
+        const size_t kb = c->piece_bytes(c, P), vb = t->s.alias ? 0 : c->piece_bytes(c, k->Dv);
+        const Parts keys = {in, kb, P, c->group},
+                    values = {in + block_key_bytes(&t->s) + (size_t)at * vb, vb, k->Dv, c->group};
+        const Read as = read_pieces(c);
+        if (!t->s.alias && !t->turns && as != READ_INT8 && !k->qp &&
+            direct(k, as)) { /* scales of pieces are those of queries */
+            direct_channels(k, as, keys, ahead);
+            scores_moved(k, at, n);
+            soften(k, tile.pos, tile.bias, row, n);
+            direct_values(k, as, values, n, ahead);
+            return;
+        }
+        pieces_decoded(k->kt, KB, c, keys, k->Dk);
+        if (t->turns) rows_turn(t->turns, k->kt, 1);
+        if (t->s.alias)
+            values_of_keys(k, room, at, NULL, n);
+        else
+            pieces_decoded(room, (size_t)k->Dv, c, values, n);
+        tile_of_block(k, &tile, pairs, room);
     }
-    if (c->pair) {
-        attend_merged(k, t, page, at, row, n, pos, room);
-        return;
-    }
-    const size_t kb = c->piece_bytes(c, P), vb = t->s.alias ? 0 : c->piece_bytes(c, k->Dv), Dv = (size_t)k->Dv;
-    const Parts keys = {in, kb, P, c->group},
-                values = {in + block_key_bytes(&t->s) + (size_t)at * vb, vb, k->Dv, c->group};
-    const Read as = read_pieces(c);
-    if (!t->s.alias && !t->turns && as != READ_INT8 && direct(k, as)) { /* scales of pieces are those of queries */
-        direct_channels(k, as, keys, ahead);
-        scores_moved(k, at, n);
-        soften(k, pos, bias, row, n);
-        direct_values(k, as, values, n, ahead);
-        return;
-    }
-    pieces_decoded(k->kt, KB, c, keys, k->Dk);
-    if (t->turns) rows_turn(t->turns, k->kt, 1);
-    memset(k->s, 0, (size_t)k->n * KB * sizeof(real));
-    tile_mm(k->s, KB, k->q, (size_t)k->Dk, 1, k->kt, KB, k->n, k->Dk, KB);
-    scores_moved(k, at, n);
-    if (!t->s.alias)
-        pieces_decoded(room, Dv, c, values, n);
-    else
-        for (int j = 0; j < n; j++)
-            for (size_t d = 0; d < Dv; d++) room[(size_t)j * Dv + d] = k->kt[d * KB + (size_t)(at + j)];
-    absorb(k, room, Dv, NULL, pos, bias, row, n);
+    tile_absorb(k, blocks, &tile);
 }

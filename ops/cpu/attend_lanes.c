@@ -54,6 +54,54 @@ static void decoded(real *to, const KvShape *s, Parts p, int n, bool values, int
         for (int j = 0; j < n; j++)
             s->codec->decode(s->codec, to + (size_t)j * (size_t)p.width, p.first + (size_t)j * p.ld, p.width);
 }
+/* Blocks of entries that attend to the same rows of a lane: these are decoded and packed once for all of them. What a
+ * block computes does not depend on the others. */
+enum { TOGETHER = 8 };
+/* At most KB rows as these blocks read them. */
+typedef struct {
+    int row, n;           /* in the lane */
+    int at, width;        /* columns of the keys: of the first row; to compute */
+    const uint8_t *place; /* the columns of rows from `at` on; NULL: in their order */
+    const int *pos;
+    const real *bias, *kt, *values; /* (n) (Dk,KB) (n,Dv), ldv apart */
+    size_t ldv;
+    const Pair *turned, *below; /* of blocks with pairs: keys along Dk, values along the rows */
+} Tile;
+typedef struct {
+    Pair *turned, *below;
+} PairRoom;
+/* Scores of the rows from `at` on become the first. */
+static void scores_moved(Block *k, int at, int n) {
+    for (int i = 0; at && i < k->n; i++) memmove(k->s + i * KB, k->s + i * KB + at, (size_t)n * sizeof(real));
+}
+static void scores_placed(Block *k, const uint8_t *place, int n) {
+    for (int i = 0; i < k->n; i++) {
+        real x[KB], *s = k->s + i * KB;
+        memcpy(x, s, sizeof x);
+        for (int j = 0; j < n; j++) s[j] = x[place[j]];
+    }
+}
+/* The values of rows whose values are part of keys, of the keys in k->kt: (n,Dv). */
+static void values_of_keys(const Block *k, real *to, int at, const uint8_t *place, int n) {
+    for (int j = 0; j < n; j++)
+        for (int d = 0; d < k->Dv; d++) to[j * k->Dv + d] = k->kt[d * KB + (place ? place[at + j] : at + j)];
+}
+static void tile_absorb(Block *k, int blocks, const Tile *t) {
+    for (const Block *end = k + blocks; k < end; k++) {
+        const size_t Dk = (size_t)k->Dk;
+        if (k->qp) {
+            pairs_mm(k->tiles, k->s, KB, k->qp, Dk / 2, 1, t->turned, KB, k->n, k->Dk / 2, t->width, false);
+        } else {
+            memset(k->s, 0, (size_t)k->n * KB * sizeof(real));
+            tile_mm(k->s, KB, k->q, Dk, 1, t->kt, KB, k->n, k->Dk, KB);
+        }
+        if (t->place)
+            scores_placed(k, t->place + t->at, t->n);
+        else
+            scores_moved(k, t->at, t->n);
+        absorb(k, t->values, t->ldv, t->below, t->pos, t->bias, t->row, t->n);
+    }
+}
 #include "attend_salient.c"
 #include "attend_blocks.c"
 
@@ -110,122 +158,217 @@ static RowRun run_of_pages(const Lanes *t, int lane, int row, int to, Gathered *
     return (RowRun){g->rows, vb ? values : g->rows, g->pos, t->evicted ? g->evicted : NULL, n};
 }
 
-/* The rows from..to-1 of a lane, at most KB at a time; this pass evicted row `tail` (-1: none). room: for as many rows
- * where they are not `real`s, as `real`s or, where the block's products are of pairs, as those. */
-static void attend_rows(Block *k, const Lanes *t, int lane, int from, int to, int tail, real *room, Gathered *g) {
-    const int Dk = k->Dk, P = t->P;
+/* What a thread needs to read rows: of KB decoded ones, of as many pairs, of small pages' rows. */
+typedef struct {
+    real *wide;
+    PairRoom pairs;
+    Gathered gathered;
+} LaneRoom;
+/* As few entries read rows in place: decoded into registers, or one by one. Packing would cost more than the products.
+ * ahead: bytes to the rows that are read next (0: nobody knows). */
+static void attend_few(Block *k, const Lanes *t, int lane, RowRun rows, int row, const real *bias, ptrdiff_t ahead,
+                       real *room) {
+    const int width = t->s.alias ? k->Dk : k->Dv, group = group_of(&t->s), n = rows.n; /* width of a value's part */
+    const size_t kb = key_bytes(&t->s), vb = t->s.alias ? kb : value_bytes(&t->s), ldv = (size_t)width;
     const Read as = read_as(&t->s);
-    const bool gathers = pages_small(t) && k->n > FEW_ENTRIES;
-    const int width = t->s.alias ? Dk : k->Dv, group = group_of(&t->s); /* of a value's part */
-    const size_t kb = key_bytes(&t->s), vb = t->s.alias ? kb : value_bytes(&t->s),
-                 page_bytes = (size_t)P * row_bytes(&t->s);
-    real *wide = room;
-    Pair *turned = (Pair *)room, *below = turned + KB * Dk / 2;
-    size_t ldv = (size_t)(t->s.alias ? Dk : k->Dv);
+    const Parts key_parts = {rows.key, kb, k->Dk, group}, value_parts = {rows.value, vb, width, group};
+    const real *keys = (const real *)rows.key, *vals = (const real *)rows.value;
+    if (direct(k, as)) {
+        direct_scores(k, as, key_parts, n, ahead);
+        soften(k, rows.pos, bias, row, n);
+        direct_values(k, as, value_parts, n, t->s.alias ? 0 : ahead);
+        return;
+    }
+    if (as != READ_REAL) {
+        const int h = lane % t->s.lanes;
+        keys = room, vals = t->s.alias ? room : room + KB * k->Dk;
+        decoded(room, &t->s, key_parts, n, false, h, rows.pos);
+        if (!t->s.alias) decoded(room + KB * k->Dk, &t->s, value_parts, n, true, h, rows.pos);
+    }
+    const bool asks = ahead && as == READ_REAL;
+    scores(k, keys, (size_t)k->Dk, n, asks ? (const real *)(rows.key + ahead) : NULL,
+           (const real *)(rows.value + ahead), ldv);
+    absorb(k, vals, ldv, NULL, rows.pos, bias, row, n);
+}
+/* Rows of a page or of several small ones, for many entries. */
+static void attend_run(Block *k, int blocks, const Lanes *t, int lane, RowRun rows, int row, const real *bias,
+                       const LaneRoom *room) {
+    const int width = t->s.alias ? k->Dk : k->Dv, group = group_of(&t->s), n = rows.n, h = lane % t->s.lanes;
+    const size_t kb = key_bytes(&t->s), vb = t->s.alias ? kb : value_bytes(&t->s), ldk = (size_t)k->Dk;
+    const RowsAs as = rows_as(&t->s);
+    Tile tile = {.row = row, .n = n, .width = in_vectors(n), .pos = rows.pos, .bias = bias, .ldv = (size_t)width};
+    PairRows keys = rows_wide((const real *)rows.key, ldk), values = rows_wide((const real *)rows.value, tile.ldv);
+    if (as == ROWS_BF16 && k->qp) {
+        keys = rows_stored((const uint16_t *)rows.key, ldk);
+        values = rows_stored((const uint16_t *)rows.value, tile.ldv);
+    } else if (as != ROWS_REAL) {
+        real *const own = room->wide + KB * k->Dk;
+        keys.wide = room->wide, values.wide = t->s.alias ? keys.wide : own;
+        decoded(room->wide, &t->s, (Parts){rows.key, kb, k->Dk, group}, n, false, h, rows.pos);
+        if (!t->s.alias) decoded(own, &t->s, (Parts){rows.value, vb, width, group}, n, true, h, rows.pos);
+    }
+    tile.kt = k->kt, tile.values = values.wide;
+    if (k->qp) {
+        pairs_turned(room->pairs.turned, keys, n, k->Dk);
+        pairs_below(room->pairs.below, values, n, k->Dv);
+        tile.turned = room->pairs.turned, tile.below = room->pairs.below;
+    } else {
+        pack(k->kt, keys.wide, ldk, n, k->Dk);
+    }
+    tile_absorb(k, blocks, &tile);
+}
+/* The rows from..to-1 of a lane, at most KB at a time; this pass evicted row `tail` (-1: none). */
+static void attend_rows(Block *k, int blocks, const Lanes *t, int lane, int from, int to, int tail, LaneRoom *room) {
+    const int P = t->P;
+    const bool few = k->n <= FEW_ENTRIES && !k->qp, gathers = pages_small(t) && !few;
     for (int row = from, n; row < to; row += n) {
         const int page = page_of(t, lane, row);
         if (page >= t->npages) {
-            attend_block(k, t, lane, row, n = imin(P - row % P, to - row), to, room);
+            n = imin(P - row % P, to - row);
+            attend_block(k, blocks, t, lane, row, n, to, room->wide, room->pairs);
             continue;
         }
-        const RowRun rows = gathers ? run_of_pages(t, lane, row, to, g) : run_of_page(t, lane, row, to);
-        const char *key = rows.key, *value = rows.value;
-        n = rows.n;
-        const Parts key_parts = {key, kb, Dk, group}, value_parts = {value, vb, width, group};
-        const real *keys = wide, *vals = t->s.alias ? wide : wide + KB * Dk;
+        const RowRun rows = gathers ? run_of_pages(t, lane, row, to, &room->gathered) : run_of_page(t, lane, row, to);
         real bias_mem[KB];
-        const real *bias = evicted_bias(bias_mem, rows.evicted, tail - row, n);
-        if (k->qp) {
-            pairs_turned(turned, rows_stored((const uint16_t *)key, (size_t)Dk), n, Dk);
-            pairs_below(below, rows_stored((const uint16_t *)value, ldv), n, k->Dv);
-            pairs_mm(k->tiles, k->s, KB, k->qp, (size_t)Dk / 2, 1, turned, KB, k->n, Dk / 2, in_vectors(n), false);
-            absorb(k, NULL, 0, below, rows.pos, bias, row, n);
-            continue;
-        }
+        const real *bias = evicted_bias(bias_mem, rows.evicted, tail - row, n = rows.n);
         ptrdiff_t ahead = 0; /* a lane's pages lie anywhere: while one is read the next is asked for */
-        if (row + n < to && !gathers) ahead = ((ptrdiff_t)page_of(t, lane, row + n) - page) * (ptrdiff_t)page_bytes;
-        if (direct(k, as)) {
-            direct_scores(k, as, key_parts, n, ahead);
-            soften(k, rows.pos, bias, row, n);
-            direct_values(k, as, value_parts, n, t->s.alias ? 0 : ahead);
+        if (!few) {
+            attend_run(k, blocks, t, lane, rows, row, bias, room);
             continue;
         }
-        if (as == READ_REAL) {
-            keys = (const real *)key, vals = (const real *)value;
-        } else {
-            const int h = lane % t->s.lanes;
-            decoded(wide, &t->s, key_parts, n, false, h, rows.pos);
-            if (!t->s.alias) decoded(wide + KB * Dk, &t->s, value_parts, n, true, h, rows.pos);
-        }
-        if (k->n <= FEW_ENTRIES) { /* decoding: the keys are read once, packing them would cost more than the product */
-            const bool asks = ahead && as == READ_REAL;
-            scores(k, keys, (size_t)Dk, n, asks ? (const real *)(key + ahead) : NULL, (const real *)(value + ahead),
-                   ldv);
-        } else {
-            pack(k->kt, keys, (size_t)Dk, n, Dk);
-            memset(k->s, 0, (size_t)k->n * KB * sizeof(real));
-            tile_mm(k->s, KB, k->q, (size_t)Dk, 1, k->kt, KB, k->n, Dk, KB);
-        }
-        absorb(k, vals, ldv, NULL, rows.pos, bias, row, n);
+        if (row + n < to && !gathers)
+            ahead = ((ptrdiff_t)page_of(t, lane, row + n) - page) * (ptrdiff_t)P * (ptrdiff_t)row_bytes(&t->s);
+        attend_few(k, t, lane, rows, row, bias, ahead, room->wide);
     }
 }
 
+/* One pass's attention over lanes. */
+typedef struct {
+    Tensor o, lse, q;
+    const Lanes *t;
+    const Kv *pass;
+    AttnSpec spec;
+    bool merge, pairs;
+    const int *start; /* (B+1) of the wanted rows */
+    int group;        /* heads of a lane */
+    Tensor mem;       /* of each thread */
+} LaneCall;
+/* What a block keeps; what blocks use one after the other: scores, also as pairs, and keys. */
+static size_t lane_each(const KvShape *s, bool pairs) {
+    return (size_t)QB * (size_t)(s->kdim + s->vdim + (pairs ? s->kdim / 2 + W : 0));
+}
+static size_t lane_shared(const KvShape *s, bool pairs) {
+    return (size_t)KB * (size_t)(QB + s->kdim + (pairs ? QB / 2 : 0));
+}
+static size_t lane_width(const KvShape *s) { return (size_t)KB * (size_t)(s->kdim + s->vdim); }
+/* As many blocks as a share of the second cache holds. */
+static int lane_fit(const KvShape *s, bool pairs) {
+    enum { HELD = 1 << 16 }; /* numbers */
+    return imax(1, imin(TOGETHER, HELD / (int)lane_each(s, pairs)));
+}
+static void lane_place(Block *k, LaneRoom *room, const LaneCall *c, int blocks, bool pairs) {
+    const KvShape *s = &c->t->s;
+    const size_t q = (size_t)QB * (size_t)s->kdim, o = (size_t)QB * (size_t)s->vdim;
+    real *own = R(c->mem) + (size_t)omp_get_thread_num() * (size_t)c->mem.n[1], *scores = own;
+    real *keys = scores + QB * KB, *soft = keys + (size_t)s->kdim * KB;
+    own += lane_shared(s, c->pairs);
+    for (int i = 0; i < blocks; i++, own += lane_each(s, c->pairs)) {
+        k[i] = (Block){.Dk = s->kdim, .Dv = s->vdim, .spec = c->spec, .q = own, .o = own + q, .s = scores, .kt = keys};
+        if (!pairs) continue;
+        k[i].lanes = own + q + o;
+        k[i].qp = (Pair *)(k[i].lanes + QB * W), k[i].sp = (Pair *)soft;
+    }
+    room->wide = own;
+    own += lane_width(s);
+    room->pairs = (PairRoom){(Pair *)own, (Pair *)own + KB * s->kdim / 2};
+    own += c->pairs ? lane_width(s) / 2 : 0;
+    room->gathered.rows = (char *)(((uintptr_t)own + ALIGN - 1) / ALIGN * ALIGN);
+}
+/* The positions of a block's entries. Returns the oldest that sees rows of earlier passes. */
+static int lane_rows(const Run *r, Block *k, int e0, int start, int group) {
+    const Batch *b = r->batch;
+    int oldest = INT32_MAX;
+    for (int i = 0; i < k->n; i++) {
+        const int row = r->out.idx[start + (e0 + i) / group];
+        const bool looks = b->first[row] == -1; /* its document began in an earlier pass */
+        k->pos[i] = b->pos[row], k->from[i] = 0, k->row[i] = looks ? INT32_MAX - 1 : -1;
+        if (looks) oldest = imin(oldest, b->pos[row]);
+    }
+    return oldest;
+}
+/* The rows of a lane that all of its entries passed with a window, of those from lo on. With several blocks whole runs
+ * of pages, as a run may not depend on which blocks are together. */
+static int lane_skip(const Lanes *t, int lane, AttnSpec spec, int oldest, bool several) {
+    const int lo = t->lo[lane], first = t->pos[(size_t)page_of(t, lane, lo) * (size_t)t->P + (size_t)(lo % t->P)],
+              to = imax(lo, lo + oldest - spec.window + 1 - first), run = imax(1, KB / t->P) * t->P;
+    return several ? imax(lo, to / run * run) : to;
+}
+/* `blocks` blocks of entries from block c of lane h of sequence s on. */
+static void lane_blocks(const Run *r, const LaneCall *x, int s, int h, int c, int blocks) {
+    const Batch *b = r->batch;
+    const Lanes *t = x->t;
+    const int start = x->start[s], entries = (x->start[s + 1] - start) * x->group, lane = b->seq[s] * t->s.lanes + h;
+    const bool pairs = x->pairs && entries > FEW_ENTRIES,
+               whole = t->hi[lane] - t->lo[lane] == b->pos[b->off[s]] && !any_gone(t, lane),
+               evicts = t->s.evicts && R(x->pass->evicted)[b->off[s] * t->s.lanes + h] != 0;
+    const int tail = evicts ? t->tail[lane] : -1, sinks = imin(t->s0[lane] + t->s.sinks, t->lo[lane]);
+    int oldest = INT32_MAX, lo = t->lo[lane];
+    Block k[TOGETHER];
+    LaneRoom room;
+    lane_place(k, &room, x, blocks, pairs);
+    for (int i = 0; i < blocks; i++) {
+        const int e0 = (c + i) * QB;
+        k[i].loose = t->s.evicts || (t->s.sparse && !whole), k[i].delay = t->s.delay;
+        k[i].tiles = r->dev->pair_product;
+        block_load(&k[i], imin(QB, entries - e0), e0, start, h, x->group, x->q, x->o, x->lse, x->merge);
+        oldest = imin(oldest, lane_rows(r, &k[i], e0, start, x->group));
+        if (pairs) soften_begin(&k[i]);
+    }
+    if (oldest != INT32_MAX) { /* a window of 1 keeps its sinks and no other row: lo = hi */
+        /* rows of a lane have consecutive positions: skip those that the oldest query no longer sees */
+        if (lo < t->hi[lane] && x->spec.window && !x->spec.sinks && !k->loose)
+            lo = lane_skip(t, lane, x->spec, oldest, entries > QB);
+        attend_rows(k, blocks, t, lane, t->s0[lane], sinks, tail, &room);
+        attend_rows(k, blocks, t, lane, lo, t->hi[lane], tail, &room);
+    }
+    for (int i = 0; i < blocks; i++) {
+        if (pairs) soften_end(&k[i]);
+        block_store(&k[i], (c + i) * QB, start, h, x->group, x->o, x->lse);
+    }
+}
 static void attend_lanes(Run *r, Tensor o, Tensor lse, Tensor q, const Lanes *t, const Kv *pass, AttnSpec spec,
                          bool merge) {
     const Batch *b = r->batch;
-    int lanes = t->s.lanes, group = spec.heads / lanes, Dk = t->s.kdim, Dv = t->s.vdim;
+    const int lanes = t->s.lanes, group = spec.heads / lanes;
     CHECK(t->P <= KB, "pages of %d rows, at most %d", t->P, KB);
     if (r->out.n == 0) return;
     Mark mark = arena_mark(r->scratch);
-    const RowsAs as = rows_as(&t->s);
-    size_t block = block_numbers(Dk, Dv), room = as != ROWS_REAL || t->nblocks ? (size_t)KB * (size_t)(Dk + Dv) : 0;
-    bool pairs = as == ROWS_BF16 && by_pairs(r, spec, Dk, Dv);
-    const size_t pair_room = pairs * block_pairs(Dk),
-                 copies = pages_small(t) ? (KB * row_bytes(&t->s) + ALIGN) / sizeof(real) : 0;
-    Tensor mem = SCRATCH(r, "attend block", r->dev->threads, (int)(block + room + pair_room + copies));
-    int *start = arena_take(r->scratch, (size_t)(b->B + 1) * sizeof *start, "attend rows"), blocks = 0;
+    const bool pairs = by_pairs(r, spec, t->s.kdim, t->s.vdim);
+    const int fit = lane_fit(&t->s, pairs);
+    const size_t copies = pages_small(t) ? (KB * row_bytes(&t->s) + ALIGN) / sizeof(real) : 0,
+                 wide = lane_width(&t->s) + (pairs ? lane_width(&t->s) / 2 : 0);
+    Tensor mem = SCRATCH(r, "attend block", r->dev->threads,
+                         (int)(lane_shared(&t->s, pairs) + (size_t)fit * lane_each(&t->s, pairs) + wide + copies));
+    int *start = arena_take(r->scratch, (size_t)(b->B + 1) * sizeof *start, "attend rows"), most = 0, all = 0;
     if (!measuring(r)) {
         wanted(r, start);
-        for (int s = 0; s < b->B; s++) blocks = imax(blocks, ((start[s + 1] - start[s]) * group + QB - 1) / QB);
+        for (int s = 0; s < b->B; s++) {
+            const int blocks = ((start[s + 1] - start[s]) * group + QB - 1) / QB;
+            most = imax(most, blocks), all += blocks;
+        }
+        /* no more together than leaves every thread some work */
+        const int together = imax(1, imin(fit, all * lanes / (4 * r->dev->threads)));
+        const LaneCall x = {o, lse, q, t, pass, spec, merge, pairs, start, group, mem};
 #pragma omp parallel for collapse(3) schedule(dynamic) num_threads(r->dev->threads)
         for (int s = 0; s < b->B; s++)
             for (int h = 0; h < lanes; h++)
-                for (int c = 0; c < blocks; c++) {
-                    int entries = (start[s + 1] - start[s]) * group, e0 = c * QB, n = imin(QB, entries - e0),
-                        lane = b->seq[s] * lanes + h;
-                    if (n <= 0) continue;
-                    Block k;
-                    Gathered g;
-                    real *own = R(mem) + (size_t)omp_get_thread_num() * (size_t)mem.n[1];
-                    block_place(&k, own, Dk, Dv, spec);
-                    g.rows = (char *)(((uintptr_t)(own + block + room + pair_room) + ALIGN - 1) / ALIGN * ALIGN);
-                    if (pairs && entries > FEW_ENTRIES) block_place_pairs(&k, r->dev->pair_product, own + block + room);
-                    const bool whole = t->hi[lane] - t->lo[lane] == b->pos[b->off[s]] && !any_gone(t, lane);
-                    k.loose = t->s.evicts || (t->s.sparse && !whole), k.delay = t->s.delay;
-                    block_load(&k, n, e0, start[s], h, group, q, o, lse, merge);
-                    bool evicts = t->s.evicts && R(pass->evicted)[(size_t)b->off[s] * (size_t)lanes + (size_t)h] != 0;
-                    int tail = evicts ? t->tail[lane] : -1;
-                    int oldest = INT32_MAX, hi = t->hi[lane], sinks = imin(t->s0[lane] + t->s.sinks, t->lo[lane]);
-                    for (int i = 0; i < n; i++) {
-                        int row = r->out.idx[start[s] + (e0 + i) / group];
-                        bool looks = b->first[row] == -1; /* its document began in an earlier pass */
-                        k.pos[i] = b->pos[row], k.from[i] = 0, k.row[i] = looks ? INT32_MAX - 1 : -1;
-                        if (looks) oldest = imin(oldest, b->pos[row]);
-                    }
-                    if (k.qp) soften_begin(&k);
-                    if (oldest != INT32_MAX) { /* a window of 1 keeps its sinks and no other row: lo = hi */
-                        int lo = t->lo[lane],
-                            page = t->table[(size_t)lane * (size_t)t->maxpages + (size_t)(lo / t->P % t->maxpages)],
-                            skip = 0;
-                        /* rows of a lane have consecutive positions: skip those that the oldest query no longer sees */
-                        if (lo < hi && spec.window && !spec.sinks && !k.loose)
-                            skip = imax(0, oldest - spec.window + 1 -
-                                               t->pos[(size_t)page * (size_t)t->P + (size_t)(lo % t->P)]);
-                        attend_rows(&k, t, lane, t->s0[lane], sinks, tail, own + block, &g);
-                        attend_rows(&k, t, lane, lo + skip, hi, tail, own + block, &g);
-                    }
-                    if (k.qp) soften_end(&k);
-                    block_store(&k, e0, start[s], h, group, o, lse);
+                for (int c = 0; c < most; c += together) {
+                    const int entries = (start[s + 1] - start[s]) * group, blocks = (entries + QB - 1) / QB - c;
+                    /* few entries read rows in another way, alone */
+                    const bool apart = !pairs && entries % QB && entries % QB <= FEW_ENTRIES && blocks <= together;
+                    const int n = imin(together, blocks - apart);
+                    if (n > 0) lane_blocks(r, &x, s, h, c, n);
+                    if (apart && blocks > 0) lane_blocks(r, &x, s, h, c + blocks - 1, 1);
                 }
     }
     arena_release(r->scratch, mark);

@@ -38,24 +38,17 @@ static void merged_values(real *to, const RowCodec *c, const MergedShape *s, con
     for (size_t j = 0; j < KB; j++)
         if (place[j] < s->apart) merged_row(c, p, to + j * Dv, own, of, place[j]);
 }
-/* As attend_block. */
-static void attend_merged(Block *k, const Lanes *t, int page, int at, int row, int n, const int *pos, real *room) {
+/* A block's keys to k->kt; returns the values of n rows from `at` on, in `room`. */
+static const real *merged_tile(const Block *k, const Lanes *t, int page, int at, int n, real *room) {
     const RowCodec *c = t->s.codec;
-    const size_t Dv = (size_t)k->Dv;
     const MergedShape s = merged_shape(c, k->Dk, t->s.alias ? 0 : k->Dv);
     const int of = c->pair == PAIR_UPPER;
     const char *own = lanes_block(t, page), *lower = of ? lanes_below(t, page) : own;
-    real *values = room;
     merged_keys(k->kt, c, &s, lower, own, of, room);
-    memset(k->s, 0, (size_t)k->n * KB * sizeof(real));
-    tile_mm(k->s, KB, k->q, (size_t)k->Dk, 1, k->kt, KB, k->n, k->Dk, KB);
-    scores_moved(k, at, n);
-    if (!t->s.alias) {
-        merged_values(room, c, &s, lower, own, of);
-        values += (size_t)at * Dv;
-    } else {
-        for (size_t j = 0; j < (size_t)n; j++)
-            for (size_t d = 0; d < Dv; d++) room[j * Dv + d] = k->kt[d * KB + (size_t)at + j];
+    if (t->s.alias) {
+        values_of_keys(k, room, at, NULL, n);
+        return room;
     }
-    absorb(k, values, Dv, NULL, pos, NULL, row, n);
+    merged_values(room, c, &s, lower, own, of);
+    return room + at * k->Dv;
 }

@@ -1,6 +1,6 @@
 /* attend_salient.c: attention over blocks whose rows have `bits` or salient_bits (ops/salient.h); attend_lanes.c
  * includes it before attend_blocks.c. Keys are decoded and multiplied in stored order; of the scores alone the order is
- * changed to that of rows. */
+ * changed to that of rows (tile_absorb). */
 #include "ops/salient.h"
 
 /* n elements of a group. Each call has its bits as a constant. */
@@ -47,12 +47,6 @@ static void salient_values(real *to, const SalientShape *s, const char *block, c
         for (int d = 0; d < Dv; d++) to[d] = (real)(salient_scale(s, block, d) * (float)to[d]);
     }
 }
-/* Rows in stored order to n of them from `at` on, as the block has them; to and from may be the same. */
-static void salient_rows(real *to, const real *from, const uint8_t *place, int at, int n) {
-    real x[KB];
-    memcpy(x, from, sizeof x);
-    for (int j = 0; j < n; j++) to[j] = x[place[at + j]];
-}
 static void salient_rows_of(const Lanes *t, const char *block, int at, int n, real *keys, real *values, real *room) {
     const int Dk = t->s.kdim, Dv = t->s.alias ? 0 : t->s.vdim;
     const SalientShape s = salient_shape(t->s.codec, Dk, Dv);
@@ -63,21 +57,16 @@ static void salient_rows_of(const Lanes *t, const char *block, int at, int n, re
         for (int k = 0; k < Dk; k++) keys[j * Dk + k] = room[k * KB + place[at + j]];
     if (values && Dv) salient_values(values, &s, block, place + at, Dv, n);
 }
-/* As attend_block. Scores are of rows in stored order at first. */
-static void attend_salient(Block *k, const Lanes *t, const char *block, int at, int row, int n, const int *pos,
-                           const real *bias, real *room) {
-    const int Dv = k->Dv;
-    const SalientShape s = salient_shape(t->s.codec, k->Dk, t->s.alias ? 0 : Dv);
-    uint8_t place[SALIENT_ROWS];
+/* A block's keys, in stored order, to k->kt, the places of its rows to `place`; returns the values of n rows from `at`
+ * on, in `room`. */
+static const real *salient_tile(const Block *k, const Lanes *t, const char *block, int at, int n,
+                                uint8_t place[SALIENT_ROWS], real *room) {
+    const SalientShape s = salient_shape(t->s.codec, k->Dk, t->s.alias ? 0 : k->Dv);
     salient_places(&s, block, place);
     salient_keys(k->kt, &s, block, k->Dk);
-    memset(k->s, 0, (size_t)k->n * KB * sizeof(real));
-    tile_mm(k->s, KB, k->q, (size_t)k->Dk, 1, k->kt, KB, k->n, k->Dk, KB);
-    for (int i = 0; i < k->n; i++) salient_rows(k->s + i * KB, k->s + i * KB, place, at, n);
-    if (!t->s.alias)
-        salient_values(room, &s, block, place + at, Dv, n);
+    if (t->s.alias)
+        values_of_keys(k, room, at, place, n);
     else
-        for (int j = 0; j < n; j++)
-            for (int d = 0; d < Dv; d++) room[j * Dv + d] = k->kt[d * KB + place[at + j]];
-    absorb(k, room, (size_t)Dv, NULL, pos, bias, row, n);
+        salient_values(room, &s, block, place + at, k->Dv, n);
+    return room;
 }

@@ -28,6 +28,8 @@ static const char *const fault_name[FAULTS] = {"",
 typedef struct {
     const Plain *m;
     int slot, noticed[FAULTS];
+    bool pairs; /* products round what they multiply to bf16 */
+    bool same;  /* the bits are compared, for any number of threads, not the numbers */
     AttnSpec spec;
     RowList out;
     Tensor q, o0, lse0; /* (o0, lse0) is merged with, or absent */
@@ -50,6 +52,19 @@ static bool visible(const Reader *a, int i, int h, int j, Fault f) {
     return a->spec.window == 0 || b->pos[i] - j < a->spec.window + (f == WIDER_WINDOW) ||
            j < a->spec.sinks - (f == ONE_SINK_LESS);
 }
+/* Whether the rows that the row i of the pass sees are rounded: those that many entries multiply as pairs. */
+static bool rounds(const Reader *a, int i) {
+    enum { FEW_ENTRIES = 8, VECTOR = 16 };
+    const KvShape *s = &a->m->shape[a->slot];
+    const int seq = a->m->b.of[i], G = a->spec.heads / s->lanes;
+    int rows = 0;
+    for (int n = 0; n < a->out.n; n++) rows += a->m->b.of[a->out.idx[n]] == seq;
+    return a->pairs && a->spec.cap <= 0 && s->kdim % VECTOR == 0 && s->vdim % VECTOR == 0 && rows * G > FEW_ENTRIES;
+}
+static const real *as_read(const real *x, int n, bool rounded, real *room) {
+    for (int k = 0; rounded && k < n; k++) room[k] = (real)bf16_to(bf16_from((float)x[k]));
+    return rounded ? room : x;
+}
 typedef struct {
     Ref *o, *lse;
     bool differs;
@@ -60,9 +75,11 @@ static Forward lanes_ref(const Reader *a, Fault f) {
     int H = a->spec.heads, G = H / s->lanes, Dk = s->kdim, Dv = s->vdim;
     Forward r = {refs((size_t)(a->out.n * H * Dv)), refs((size_t)(a->out.n * H)), false};
     Seen x = seen_make(m->max_tokens, Dk, Dv);
+    real *k = xcalloc((size_t)(Dk + m->max_tokens * Dv), sizeof *k); /* a key; values, which stay until seen_ref */
     for (int n = 0; n < a->out.n; n++)
         for (int h = 0; h < H; h++) {
             int i = a->out.idx[n], at = n * H + h, keys = 0;
+            const bool rounded = rounds(a, i);
             const History *past = &m->h[a->slot][m->b.seq[m->b.of[i]]];
             x.n = 0, x.cap = f == NO_CAP ? 0 : a->spec.cap;
             if (present(a->o0)) x.part = R(a->lse0)[at], x.o0 = R(a->o0) + at * Dv;
@@ -72,7 +89,8 @@ static Forward lanes_ref(const Reader *a, Fault f) {
                 keys += right;
                 size_t row = (size_t)(j * s->lanes + h / G);
                 if (sees)
-                    seen_add(&x, R(a->q) + at * Dk, past->k + row * (size_t)Dk, past->v + row * (size_t)Dv,
+                    seen_add(&x, R(a->q) + at * Dk, as_read(past->k + row * (size_t)Dk, Dk, rounded, k),
+                             as_read(past->v + row * (size_t)Dv, Dv, rounded, k + Dk + x.n * Dv),
                              f == NO_SCALE ? 1 : a->spec.scale);
             }
             r.differs |= (f == NO_SCALE || (f == NO_CAP && a->spec.cap > 0)) && keys > 1;
@@ -83,6 +101,7 @@ static Forward lanes_ref(const Reader *a, Fault f) {
             for (int k = 0; k < Dv; k++) r.o[at * Dv + k] = (Ref){R(a->o0)[at * Dv + k], 0, 1};
         }
     seen_free(&x);
+    free(k);
     return r;
 }
 /* The rows and tables in memory that the device can read, too: the cache that the schedules fill is the host's. */
@@ -148,7 +167,7 @@ static void read_with(Rig *g, Reader *a, bool faults) {
     a->noticed[RIGHT] += has_blocks(kv_lanes(slot));
     int Dv = a->m->shape[a->slot].vdim, H = a->spec.heads;
     bool merge = present(a->o0);
-    Forward want = lanes_ref(a, RIGHT);
+    Forward want = a->same ? (Forward){0} : lanes_ref(a, RIGHT);
     Table tables[TABLES_MAX];
     RowList out = g->run.out;
     g->run.out = a->out;
@@ -164,7 +183,14 @@ static void read_with(Rig *g, Reader *a, bool faults) {
                 OP(g, attend_lanes, o, lse, a->q, &near, &a->m->kv[a->slot], a->spec, merge);
             else
                 CALL(g, (kv_attend(&g->run, slot, &a->m->kv[a->slot], o, lse, a->q, a->spec, merge), 0));
-            if (rows_as(&near.s) == ROWS_BF16) {
+            rig_result(g, o), rig_result(g, lse);
+            if (threads == 1) alone = g->hash;
+            cr_assert(g->hash == alone, "%s: %d threads give another result", g->table, threads);
+            if (a->same) {
+                arena_release(&g->mem, mark);
+                continue;
+            }
+            if (rows_as(&near.s) == ROWS_BF16 || a->pairs) {
                 check_bf16(a, o, lse, &want);
                 for (Fault f = DROPS_A_KEY; faults && k == 0 && threads == 1 && f < FAULTS; f++) {
                     Forward wrong = lanes_ref(a, f);
@@ -176,8 +202,6 @@ static void read_with(Rig *g, Reader *a, bool faults) {
             }
             CHECK_REF(g, "attend_lanes", merge ? "merged o" : "o", o, want.o);
             CHECK_REF(g, "attend_lanes", merge ? "merged lse" : "lse", lse, want.lse);
-            if (threads == 1) alone = g->hash;
-            cr_assert(g->hash == alone, "%s: %d threads give another result", g->table, threads);
             for (Fault f = DROPS_A_KEY; faults && k == 0 && threads == 1 && f < FAULTS; f++) {
                 Forward wrong = lanes_ref(a, f);
                 if (wrong.differs) {
@@ -196,14 +220,14 @@ static void read_with(Rig *g, Reader *a, bool faults) {
 
 /* A reader whose window and sinks lie inside the slot's retention, with wanted rows and perhaps a partial of its own.
  */
-static void reader_draw(Reader *a, const Plain *m, Rig *g, Dice *dice, int slot, int *idx) {
+static void reader_draw(Reader *a, const Plain *m, Rig *g, Dice *dice, int slot, int heads, int *idx) {
     const KvShape *s = &m->shape[slot];
     int n = 0, wanted = roll(dice, 3), w = s->window;
     for (int i = 0; i < m->b.N; i++)
         if (wanted == 0 || (wanted == 1 && roll(dice, 2)) || i == m->off[m->of[i] + 1] - 1) idx[n++] = i;
     a->m = m, a->slot = slot;
     a->out = (RowList){n, idx};
-    a->spec = (AttnSpec){.heads = s->lanes * (1 + roll(dice, 3)),
+    a->spec = (AttnSpec){.heads = s->lanes * (1 + roll(dice, 3)) * heads,
                          .window = w ? w : roll(dice, 2) * 7,
                          .sinks = s->sinks,
                          .scale = (real)(1.1 / sqrt(s->kdim)),
@@ -234,13 +258,15 @@ static void read_back(const RowCodec *c, Tensor x) {
 }
 
 enum { DRAWS = 32, PASSES = 14 };
-static void lanes(Rig *g, int draw, const RowCodec *codec, int noticed[FAULTS]) {
-    const bool is_bf16 = codec == &codec_bf16;
+/* heads: times as many, of which the results are compared by their bits alone. */
+static void lanes(Rig *g, int draw, const RowCodec *codec, int heads, int noticed[FAULTS]) {
+    const bool is_bf16 = codec == &codec_bf16, pairs = g->dev->pairs;
     static const int page_rows[] = {1, 3, 4, 64}, window[] = {0, 1, 5, 70},
                      all_dims[][2] = {{24, 40}, {64, 64}, {8, 16}, {17, 3}, {2, 1}},
                      bf16_dims[][2] = {{24, 40}, {64, 64}, {8, 16}, {128, 128}, {256, 144}},
-                     code_dims[][2] = {{24, 40}, {64, 64}, {8, 16}, {17, 3}, {112, 168}};
-    const int(*dims)[2] = is_bf16 ? bf16_dims : codec ? code_dims : all_dims;
+                     code_dims[][2] = {{24, 40}, {64, 64}, {8, 16}, {17, 3}, {112, 168}},
+                     pair_dims[][2] = {{64, 64}, {32, 48}, {16, 16}, {17, 3}, {112, 176}};
+    const int(*dims)[2] = is_bf16 ? bf16_dims : pairs ? pair_dims : codec ? code_dims : all_dims;
     Dice dice = {rng_mix(0x1A9E5, (uint64_t)draw), 0};
     KvShape s[2];
     Plain m;
@@ -283,9 +309,11 @@ static void lanes(Rig *g, int draw, const RowCodec *codec, int noticed[FAULTS]) 
         for (int i = 0; i < 2; i++) read_back(codec, m.kv[i].k), read_back(codec, m.kv[i].v);
         cr_assert(plain_begin(&m, &e), "%s", e.msg);
         for (int i = 0; i < 2; i++) {
-            reader_draw(&a, &m, g, &dice, i, idx);
-            if (is_bf16) check_as_bf16(a.q);
-            if (is_bf16 && !cuda_ops()) a.spec.scale = (real)0.125; /* q is scaled, then rounded: here it is exact */
+            reader_draw(&a, &m, g, &dice, i, heads, idx);
+            a.pairs = pairs, a.same = heads > 1;
+            if (is_bf16 || pairs) check_as_bf16(a.q);
+            /* q is scaled, then rounded: here it is exact */
+            if ((is_bf16 || pairs) && !cuda_ops()) a.spec.scale = (real)0.125;
             read_with(g, &a, (draw + pass) % 3 == 0);
         }
         rig_use(g, rig_first(), 1);
@@ -298,7 +326,7 @@ static void lanes(Rig *g, int draw, const RowCodec *codec, int noticed[FAULTS]) 
     free(idx);
     plain_close(&m);
 }
-void case_attend_lanes(Rig *g, int draw, int d) { lanes(g, draw, NULL, (int[FAULTS]){d}); }
+void case_attend_lanes(Rig *g, int draw, int d) { lanes(g, draw, NULL, 1, (int[FAULTS]){d}); }
 OP_CASE(attend_lanes, case_attend_lanes, 12);
 Test(ops, attend_lanes) {
     int noticed[FAULTS] = {0};
@@ -306,7 +334,7 @@ Test(ops, attend_lanes) {
     for (int draw = 0; draw < DRAWS; draw += device ? 5 : 1) {
         Rig g;
         rig_open(&g, rig_first(), 1, (size_t)8 << 20);
-        lanes(&g, draw, NULL, noticed);
+        lanes(&g, draw, NULL, 1, noticed);
         rig_close(&g);
     }
     for (Fault f = DROPS_A_KEY; f < FAULTS; f++)
@@ -324,7 +352,7 @@ Test(ops, attend_lanes_in_bf16) {
             cr_assert(device_bf16(g.dev, true, &e), "%s", e.msg);
         else
             g.dev->pairs = true;
-        lanes(&g, draw, &codec_bf16, noticed);
+        lanes(&g, draw, &codec_bf16, 1, noticed);
         if (device) cr_assert(device_bf16(g.dev, false, &e), "%s", e.msg);
         rig_close(&g);
     }
@@ -333,6 +361,41 @@ Test(ops, attend_lanes_in_bf16) {
         cr_assert(noticed[f] >= (device ? 1 : 5), "%s misses the bound tenfold in %d passes", fault_name[f],
                   noticed[f]);
     }
+}
+/* Rows of every codec but bf16, with products of pairs: these round what is decoded. */
+Test(ops, attend_lanes_in_codes_as_pairs) {
+    if (cuda_ops()) return; /* a device's products of coded rows are of f32 */
+    for (int c = 0; codec_at(c); c++) {
+        const RowCodec *codec = codec_at(c);
+        int noticed[FAULTS] = {0};
+        if (codec == &codec_bf16) continue;
+        for (int draw = 1; draw < DRAWS; draw += 10) {
+            RowCodec own = *codec;
+            Rig g;
+            rig_open(&g, rig_first(), 1, (size_t)32 << 20);
+            g.dev->pairs = true;
+            lanes(&g, draw, codec == &codec_f32 ? NULL : &own, 1, noticed);
+            rig_close(&g);
+        }
+        for (Fault f = DROPS_A_KEY; f < FAULTS; f++)
+            if (f != EVICTS_EARLY && !(codec->block && f == KEEPS_THE_TAIL))
+                cr_assert(noticed[f] >= 1, "%s: %s misses the bound tenfold in no pass", codec->name, fault_name[f]);
+    }
+}
+/* Blocks of entries that read rows together: how many depends on the threads, and nothing else does. */
+Test(ops, attend_lanes_together) {
+    static const RowCodec *const codecs[] = {NULL,        &codec_bf16,  &codec_int8,
+                                             &codec_int4, &codec_kivi4, &codec_zipcache};
+    if (cuda_ops()) return; /* a device has no such blocks */
+    for (size_t c = 0; c < sizeof codecs / sizeof *codecs; c++)
+        for (int d = 0; d < 4; d++) {
+            const int draw = (int[]){4, 10, 13, 15}[d]; /* pages of 1, 4, 3, 64 rows; windows of 70 without sinks */
+            Rig g;
+            rig_open(&g, rig_first(), 1, (size_t)32 << 20);
+            g.dev->pairs = draw < 15;
+            lanes(&g, draw, codecs[c], 5, (int[FAULTS]){0});
+            rig_close(&g);
+        }
 }
 /* Blocks whose pieces are no packed codes: attention reads what piece_decode says. */
 Test(ops, attend_lanes_in_blocks_of_other_pieces) {
@@ -345,7 +408,7 @@ Test(ops, attend_lanes_in_blocks_of_other_pieces) {
     for (int draw = 1; draw < DRAWS; draw += 5) {
         Rig g;
         rig_open(&g, rig_first(), 1, (size_t)32 << 20);
-        lanes(&g, draw, &codec, noticed);
+        lanes(&g, draw, &codec, 1, noticed);
         rig_close(&g);
     }
     cr_assert(noticed[RIGHT] > 20 && noticed[DROPS_A_KEY] > 0, "%d caches with blocks", noticed[RIGHT]);
@@ -368,7 +431,7 @@ Test(ops, attend_lanes_in_codes) {
             if (own.merges) own.bits = (int[]){16, 8, 4, 32}[draw / 10 % 4];
             if (own.merges) own.share = (double[]){0.1, 0.5, 0, 1}[draw / 10 % 4];
             rig_open(&g, rig_first(), 1, (size_t)32 << 20);
-            lanes(&g, draw, &own, noticed);
+            lanes(&g, draw, &own, 1, noticed);
             rig_close(&g);
         }
         cr_assert(!codec->block || noticed[RIGHT] > 20, "%s: %d caches with blocks", codec->name, noticed[RIGHT]);

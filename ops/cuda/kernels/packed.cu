@@ -10,10 +10,10 @@ struct PackedWarp {
 };
 DEVICE PackedWarp packed_of(const float x[2], int n, int lane, int top) {
     float least = x[0], most = x[0];
-    uint32_t size = packed_float_bits(x[0]) & 0x7fffffffu;
+    uint32_t size = part_float_bits(x[0]) & 0x7fffffffu;
     if (lane >= n) least = INFINITY, most = -INFINITY, size = 0;
     if (lane + 32 < n) {
-        const uint32_t other = packed_float_bits(x[1]) & 0x7fffffffu;
+        const uint32_t other = part_float_bits(x[1]) & 0x7fffffffu;
         least = fminf(least, x[1]), most = fmaxf(most, x[1]), size = other > size ? other : size;
     }
     for (int d = 16; d; d >>= 1) {
