@@ -236,7 +236,7 @@ static void attend_rows(Block *k, int blocks, const Lanes *t, int lane, int from
             attend_run(k, blocks, t, lane, rows, row, bias, room);
             continue;
         }
-        if (row + n < to && !gathers)
+        if (row + n < to)
             ahead = ((ptrdiff_t)page_of(t, lane, row + n) - page) * (ptrdiff_t)P * (ptrdiff_t)row_bytes(&t->s);
         attend_few(k, t, lane, rows, row, bias, ahead, room->wide);
     }
