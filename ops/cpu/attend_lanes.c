@@ -261,10 +261,11 @@ static size_t lane_shared(const KvShape *s, bool pairs) {
     return (size_t)KB * (size_t)(QB + s->kdim + (pairs ? QB / 2 : 0));
 }
 static size_t lane_width(const KvShape *s) { return (size_t)KB * (size_t)(s->kdim + s->vdim); }
-/* As many blocks as a share of the second cache holds. */
-static int lane_fit(const KvShape *s, bool pairs) {
+static bool lane_decodes(const Lanes *t) { return rows_as(&t->s) != ROWS_REAL || t->nblocks; }
+/* As many blocks as a share of the second cache holds, of at most so many entries. */
+static int lane_fit(const KvShape *s, bool pairs, int entries) {
     enum { HELD = 1 << 16 }; /* numbers */
-    return imax(1, imin(TOGETHER, HELD / (int)lane_each(s, pairs)));
+    return imax(1, imin(imin(TOGETHER, HELD / (int)lane_each(s, pairs)), (entries + QB - 1) / QB));
 }
 static void lane_place(Block *k, LaneRoom *room, const LaneCall *c, int blocks, bool pairs) {
     const KvShape *s = &c->t->s;
@@ -279,7 +280,7 @@ static void lane_place(Block *k, LaneRoom *room, const LaneCall *c, int blocks, 
         k[i].qp = (Pair *)(k[i].lanes + QB * W), k[i].sp = (Pair *)soft;
     }
     room->wide = own;
-    own += lane_width(s);
+    own += lane_decodes(c->t) ? lane_width(s) : 0;
     room->pairs = (PairRoom){(Pair *)own, (Pair *)own + KB * s->kdim / 2};
     own += c->pairs ? lane_width(s) / 2 : 0;
     room->gathered.rows = (char *)(((uintptr_t)own + ALIGN - 1) / ALIGN * ALIGN);
@@ -344,9 +345,9 @@ static void attend_lanes(Run *r, Tensor o, Tensor lse, Tensor q, const Lanes *t,
     if (r->out.n == 0) return;
     Mark mark = arena_mark(r->scratch);
     const bool pairs = by_pairs(r, spec, t->s.kdim, t->s.vdim);
-    const int fit = lane_fit(&t->s, pairs);
+    const int fit = lane_fit(&t->s, pairs, r->out.n * group);
     const size_t copies = pages_small(t) ? (KB * row_bytes(&t->s) + ALIGN) / sizeof(real) : 0,
-                 wide = lane_width(&t->s) + (pairs ? lane_width(&t->s) / 2 : 0);
+                 wide = (lane_decodes(t) ? lane_width(&t->s) : 0) + (pairs ? lane_width(&t->s) / 2 : 0);
     Tensor mem = SCRATCH(r, "attend block", r->dev->threads,
                          (int)(lane_shared(&t->s, pairs) + (size_t)fit * lane_each(&t->s, pairs) + wide + copies));
     int *start = arena_take(r->scratch, (size_t)(b->B + 1) * sizeof *start, "attend rows"), most = 0, all = 0;
