@@ -119,7 +119,11 @@ Test(cuda_cache, policies_that_ask_choose_as_on_the_cpu, .timeout = 300) {
                                        "expected:budget=0.5,sinks=1,queries=6+pyramidkv:share=2+adakv",
                                        "kvzip:budget=0.4,sinks=1,chunk=5",
                                        "infinipot:budget=0.5,window=3,sinks=1,every=4,share=0.6",
-                                       "infinipot:budget=0.5,window=3,sinks=1,every=4,share=0.3,catalyst=1"};
+                                       "infinipot:budget=0.5,window=3,sinks=1,every=4,share=0.3,catalyst=1",
+                                       "qhitter:budget=0.5,window=3,every=4",
+                                       "minikv:budget=0.5,sinks=1",
+                                       "simlayerkv:window=3,sinks=1,queries=4,share=0",
+                                       "random:budget=0.5,window=3,sinks=1,every=4"};
     for (size_t i = 0; i < sizeof spec / sizeof *spec; i++) {
         PolicyCfg p;
         Err e = {0};
