@@ -25,6 +25,8 @@ void codec_bits_decode(const RowCodec *, real *to, const void *part, int width);
 void codec_packed_group(uint32_t *to, int bits, const float *x, int n);
 void codec_packed_put(uint32_t *codes, int bits, int n, int k, int code); /* of words that are 0 */
 void codec_packed_decode(const RowCodec *, real *to, const void *part, int width);
+/* The bits of the largest magnitude of n numbers as f32: infinity and NaN are above all others. */
+uint32_t codec_largest(const real *x, int n);
 const RowCodec *codec_at(int i); /* NULL: there are fewer */
 /* With its default settings; NULL: none has this name. */
 const RowCodec *codec_find(const char *name);

@@ -5,13 +5,7 @@
 static size_t codec_fp8_bytes(const RowCodec *c, int width) { return (void)c, fp8_bytes(width); }
 static void fp8_encode(const RowCodec *c, void *part, const real *from, int width) {
     (void)c;
-    int most = 0; /* the bits of a magnitude are no negative number */
-#pragma omp simd reduction(max : most)
-    for (int k = 0; k < width; k++) {
-        const int magnitude = (int)(part_float_bits((float)from[k]) & 0x7fffffffu);
-        most = magnitude > most ? magnitude : most;
-    }
-    const float scale = fp8_scale((uint32_t)most);
+    const float scale = fp8_scale(codec_largest(from, width));
     uint8_t *code = (uint8_t *)part + FP8_HEAD;
     memcpy(part, &scale, sizeof scale);
     memset(code, 0, fp8_bytes(width) - FP8_HEAD);

@@ -3,17 +3,20 @@
 #include "ops/int8.h"
 
 static size_t codec_int8_bytes(const RowCodec *c, int width) { return (void)c, int8_bytes(width); }
+uint32_t codec_largest(const real *x, int n) {
+    int most = 0; /* the bits of a magnitude are no negative number */
+#pragma omp simd reduction(max : most)
+    for (int k = 0; k < n; k++) {
+        const int magnitude = (int)(part_float_bits((float)x[k]) & 0x7fffffffu);
+        most = magnitude > most ? magnitude : most;
+    }
+    return (uint32_t)most;
+}
 static void int8_encode(const RowCodec *c, void *part, const real *from, int width) {
     (void)c;
     /* Added and taken away, it leaves the nearest whole number of a small one, ties to even. */
     const real whole = (real)(REAL == F64 ? 6755399441055744.0 : 12582912.0);
-    int most = 0; /* the bits of a magnitude are no negative number */
-#pragma omp simd reduction(max : most)
-    for (int k = 0; k < width; k++) {
-        const int magnitude = (int)(part_float_bits((float)from[k]) & 0x7fffffffu);
-        most = magnitude > most ? magnitude : most;
-    }
-    const float scale = int8_scale((uint32_t)most);
+    const float scale = int8_scale(codec_largest(from, width));
     int8_t *code = (int8_t *)part + INT8_HEAD;
     memcpy(part, &scale, sizeof scale);
     memset(code, 0, int8_bytes(width) - INT8_HEAD);

@@ -301,7 +301,7 @@ static int lane_rows(const Run *r, Block *k, int e0, int start, int group) {
  * of pages, as a run may not depend on which blocks are together. */
 static int lane_skip(const Lanes *t, int lane, AttnSpec spec, int oldest, bool several) {
     const int lo = t->lo[lane], first = t->pos[(size_t)page_of(t, lane, lo) * (size_t)t->P + (size_t)(lo % t->P)],
-              to = imax(lo, lo + oldest - spec.window + 1 - first), run = imax(1, KB / t->P) * t->P;
+              to = imax(lo, lo + oldest - spec.window + 1 - first), run = KB / t->P * t->P;
     return several ? imax(lo, to / run * run) : to;
 }
 /* `blocks` blocks of entries from block c of lane h of sequence s on. */
