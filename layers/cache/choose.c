@@ -96,27 +96,30 @@ static void oldest_first(Placed *row, int n) {
 }
 
 /* The same of a codec that stores rows together, to `out`. */
-static void lane_part_blocks(const Slot *s, int lane, int n, const Placed *order, bool values, real *out) {
+static void lane_part_blocks(const Slot *s, int lane, int n, const Placed *order, const bool *known, bool values,
+                             real *out) {
     const KvShape *k = &s->t.s;
     const int lo = s->t.lo[lane], P = s->t.P;
     const size_t w = (size_t)(values ? k->vdim : k->kdim), rows = (size_t)P;
     real *keys = xcalloc(rows * (size_t)(k->kdim + k->vdim), sizeof *keys), *vals = keys + rows * (size_t)k->kdim;
     for (int i = 0, page = -1; i < n; i++) {
         const int row = lo + order[i].row, own = *slot_entry(s, lane, row);
+        if (known && known[i]) continue;
         if (own != page) blocks_decode(&s->t, page = own, keys, values ? vals : NULL);
         memcpy(out + (size_t)i * w, (values ? vals : keys) + (size_t)(row % P) * w, w * sizeof *out);
     }
     free(keys);
 }
-/* Keys or values of a lane, decoded, in this order: (n,width). The caller frees them. */
-static real *lane_part(const Slot *s, int lane, int n, const Placed *order, bool values) {
+/* Keys or values of a lane, decoded, in this order: (n,width), but for those of rows that are known; NULL: none is.
+ * The caller frees them. */
+static real *lane_part(const Slot *s, int lane, int n, const Placed *order, const bool *known, bool values) {
     const KvShape *k = &s->t.s;
     const int lo = s->t.lo[lane], width = values ? k->vdim : k->kdim;
     const size_t bytes = values ? value_bytes(k) : key_bytes(k), w = (size_t)width;
-    real *out = xcalloc(zmax(1, (size_t)n * w), sizeof *out);
+    real *out = xrealloc(NULL, zmax(1, (size_t)n * w), sizeof *out); /* zeroing it would cost as much as a choice */
     CHECK(bytes, "values that are part of keys");
     if (s->t.nblocks) {
-        lane_part_blocks(s, lane, n, order, values, out);
+        lane_part_blocks(s, lane, n, order, known, values, out);
         return out;
     }
     const bool here = !s->dev && !s->tier; /* the host reads the rows where they lie */
@@ -128,6 +131,7 @@ static real *lane_part(const Slot *s, int lane, int n, const Placed *order, bool
         r += run;
     }
     for (int i = 0; i < n; i++) {
+        if (known && known[i]) continue;
         const size_t place = here ? slot_place_of(s, lane, lo + order[i].row) : 0;
         const char *part = here ? (const char *)s->t.data.p + (values ? slot_value(s, place) : slot_key(s, place))
                                 : raw + (size_t)order[i].row * bytes;
@@ -142,12 +146,12 @@ static void lane_open(const Cache *c, const Slot *s, int lane, int budget, const
     const int lo = s->t.lo[lane];
     int n = s->t.hi[lane] - lo;
     const real *scores = s->dev ? c->scores : present(s->score) ? R(s->score) : NULL;
-    const size_t m = (size_t)n + 1;
+    const size_t m = (size_t)n + 1, keeps = (size_t)s->keeps;
     int *pos = xcalloc(m, sizeof *pos);
     real *mine = stat ? xcalloc(m, sizeof *mine) : NULL;
     *l = (PolicyLane){.pos = pos, .stat = mine, .budget = budget};
     l->score = xcalloc(m, sizeof(real)), l->stays = xcalloc(m, sizeof(bool));
-    if (s->kept) l->kept = xcalloc(m, sizeof(real));
+    if (s->kept) l->kept = xcalloc(m * keeps, sizeof(real));
     for (int row = 0, all = n; row < all; row++) {
         const int at = s->t.pos[slot_place_of(s, lane, lo + row)];
         if (row == 0) n = 0;
@@ -160,11 +164,15 @@ static void lane_open(const Cache *c, const Slot *s, int lane, int budget, const
         pos[i] = order[i].pos;
         if (mine) mine[i] = stat[order[i].row];
         if (present(s->score)) l->score[i] = scores[at];
-        if (s->kept) l->kept[i] = s->kept[at];
+        if (s->kept) memcpy(l->kept + (size_t)i * keeps, slot_kept(s, at), keeps * sizeof(real));
         l->stays[i] = pos[i] < c->policy.sinks || pos[i] >= next - c->policy.window;
     }
-    if (c->policy.of->needs & NEED_KEYS) l->key = lane_part(s, lane, n, order, false);
-    if (c->policy.of->needs & NEED_VALUES) l->value = lane_part(s, lane, n, order, true);
+    const unsigned needs = c->policy.of->needs;
+    bool *known = needs & NEED_NEW ? xcalloc(m, sizeof *known) : NULL;
+    for (size_t i = 0; known && i < (size_t)n * keeps; i++) known[i / keeps] |= l->kept[i] != 0;
+    if (needs & NEED_KEYS) l->key = lane_part(s, lane, n, order, known, false);
+    if (needs & NEED_VALUES) l->value = lane_part(s, lane, n, order, known, true);
+    free(known);
 }
 static void lane_close(PolicyLane *l) {
     free((void *)l->pos), free((void *)l->stat), free(l->kept), free(l->score), free(l->stays);
@@ -172,11 +180,13 @@ static void lane_close(PolicyLane *l) {
 }
 /* Numbers that were kept go back to the rows, which are this lane's alone from now on. */
 static void lane_keep_numbers(Slot *s, int lane, const PolicyLane *l, const Placed *order) {
+    const size_t keeps = (size_t)s->keeps, bytes = keeps * sizeof(real);
     for (int i = 0; i < l->n && s->kept; i++) {
         const int row = s->t.lo[lane] + order[i].row;
-        if (s->kept[slot_place_of(s, lane, row)] == l->kept[i]) continue;
+        const real *now = l->kept + (size_t)i * keeps;
+        if (!memcmp(slot_kept(s, slot_place_of(s, lane, row)), now, bytes)) continue;
         slot_own_page(s, lane, row);
-        s->kept[slot_place_of(s, lane, row)] = l->kept[i];
+        memcpy(slot_kept(s, slot_place_of(s, lane, row)), now, bytes);
     }
 }
 /* Returns the new hi. */

@@ -1,6 +1,7 @@
 /* hashevict.c: the rows leave whose keys point away from the newest query, by the Hamming distance of hashes: a bit of
- * a hash is the sign of the product with a drawn direction, the same ones for keys and queries. Source: Liu et al.,
- * "HashEvict: A Pre-Attention KV Cache Eviction Strategy using Locality-Sensitive Hashing", arXiv:2412.16187. */
+ * a hash is the sign of the product with a drawn direction, the same ones for keys and queries. A row keeps its hash,
+ * plus 1, so that 0 is a row without one. Source: Liu et al., "HashEvict: A Pre-Attention KV Cache Eviction Strategy
+ * using Locality-Sensitive Hashing", arXiv:2412.16187. */
 #include "policy.h"
 
 enum { WAYS = POLICY_SIDE }; /* directions that are taken at a time */
@@ -16,26 +17,27 @@ static double *directions(const Choice *c) {
         }
     return x;
 }
-static uint64_t hash_of(const double *way, int bits, const real *x, int D) {
-    uint64_t hash = 0;
+static uint32_t hash_of(const double *way, int bits, const real *x, int D) {
+    uint32_t hash = 0;
     for (int r0 = 0; r0 < bits; r0 += WAYS, way += WAYS * D) {
         double s[WAYS];
         policy_side(s, way, x, D);
-        for (int r = 0; r < imin(WAYS, bits - r0); r++) hash |= (uint64_t)(s[r] >= 0) << (r0 + r);
+        for (int r = 0; r < imin(WAYS, bits - r0); r++) hash |= (uint32_t)(s[r] >= 0) << (r0 + r);
     }
     return hash;
 }
 static void hashevict_select(Choice *c) {
     const int group = c->heads / c->lanes, bits = c->p->bits, D = c->kdim;
     double *way = directions(c);
-    uint64_t *asks = xcalloc((size_t)(c->queries * group), sizeof *asks);
+    uint32_t *asks = xcalloc((size_t)(c->queries * group), sizeof *asks);
     for (int h = 0; h < c->lanes; h++) {
         PolicyLane *l = &c->lane[h];
         for (int q = 0; q < c->queries * group; q++)
             asks[q] = hash_of(way, bits, policy_query(c, q / group, h * group + q % group), D);
         for (int i = 0; i < l->n; i++) {
-            const uint64_t key = hash_of(way, bits, l->key + i * D, D);
-            for (int q = 0; q < c->queries * group; q++) l->score[i] -= (real)__builtin_popcountll(key ^ asks[q]);
+            if (l->kept[i] == 0) l->kept[i] = (real)(hash_of(way, bits, l->key + i * D, D) + 1);
+            const uint32_t key = (uint32_t)l->kept[i] - 1;
+            for (int q = 0; q < c->queries * group; q++) l->score[i] -= (real)__builtin_popcount(key ^ asks[q]);
         }
     }
     free(way), free(asks);
@@ -45,15 +47,15 @@ static const Key keys[] = {POLICY_BUDGET,
                            POLICY_SINKS("4"),
                            POLICY_EVERY("64", 0),
                            POLICY_QUERIES("1"),
-                           POLICY_KEY(bits, KEY_INT, "16", 1, 64, "of a hash"),
+                           POLICY_KEY(bits, KEY_INT, "16", 1, 24, "of a hash"), /* a float holds 2^24 */
                            POLICY_KEY(seed, KEY_INT, "1", 0, 1e9, "of the directions"),
                            {0}};
 const Policy policy_hashevict = {.name = "hashevict",
                                  .meaning = "the keys whose hashes are nearest to the newest query's",
                                  .source = "arXiv:2412.16187",
-                                 .lacks = "evicts after attention and every 64 tokens, not before it at each token; "
-                                          "hashes are computed anew instead of kept",
+                                 .lacks = "evicts after attention and every 64 tokens, not before it at each token",
                                  .keys = keys,
                                  .ask = {.whom = ASK_QUERIES},
-                                 .needs = NEED_KEYS | NEED_QUERIES,
+                                 .needs = NEED_KEYS | NEED_QUERIES | NEED_NEW,
+                                 .keeps = 1,
                                  .select = hashevict_select};

@@ -69,7 +69,7 @@ size_t policy_summary(const PolicyCfg *p, int kdim) {
 }
 size_t policy_row_bytes(const PolicyCfg *p, const KvShape *s) {
     if (!policy_any(p) || !policy_suits(p, s)) return 0;
-    const size_t own = policy_acts(p) ? ((p->of->score != NULL) + (size_t)p->of->keeps) * sizeof(real) : 0,
+    const size_t own = policy_acts(p) ? ((size_t)((p->of->score != NULL) + p->of->keeps)) * sizeof(real) : 0,
                  page = s->coded ? 0 : policy_summary(p, s->kdim) * sizeof(real);
     return (size_t)s->lanes * (own + (page ? (page + (size_t)p->page - 1) / (size_t)p->page : 0));
 }
@@ -189,5 +189,6 @@ void policy_stay(PolicyLane *l, double share) {
 void policy_keep(PolicyLane *l) { policy_stay(l, 1); }
 void policy_sums(Choice *c) {
     for (int h = 0; h < c->lanes; h++)
-        for (int i = 0; i < c->lane[h].n; i++) c->lane[h].score[i] = c->lane[h].kept[i] += c->lane[h].stat[i];
+        for (int i = 0; i < c->lane[h].n; i++)
+            c->lane[h].score[i] = c->lane[h].kept[i * c->p->of->keeps] += c->lane[h].stat[i];
 }

@@ -2,34 +2,44 @@
  * goes to those with the most attention from all queries so far, as in h2o; the others have the highest
  *   share a + (1 - share) (2 - e_k - e_v) / 2,
  * a being that attention and e_k, e_v how far the row's key and value are from themselves in 4 bits (an L2 norm), each
- * scaled to 0..1 over the rows of all lanes of the slot. Source: Zhang et al., "Q-Hitter: A Better Token Oracle for
+ * scaled to 0..1 over the rows of all lanes of the slot. A row keeps a, e_k and e_v. Source: Zhang et al., "Q-Hitter: A Better Token Oracle for
  * Efficient LLM Inference via Sparse-Quantized KV Cache" (MLSys 2024); VITA-Group/Q-Hitter, utils/modify_llama.py. */
 #include "policy.h"
 #include <math.h>
 
-/* How far n elements are from themselves in codes of 4 bits with a scale and a zero of their own. */
-static double qhitter_error(const real *x, int n) {
-    const double top = 15, whole = 0x1.8p52; /* adding it and taking it away rounds to a whole number */
-    double least = INFINITY, most = -INFINITY, sum = 0;
+enum { LOOKED, KEY, VALUE, KEPT }; /* numbers of a row: a, e_k, e_v */
+
+/* How far n elements are from themselves in codes of 4 bits with a scale and a zero of their own. Never 0,
+ * which is a row without an error. */
+static real qhitter_error(const real *x, int n) {
+    const real top = 15,
+               whole = (real)(sizeof(real) == 4 ? 0x1.8p23 : 0x1.8p52); /* adding it and taking it away rounds */
+    real least = INFINITY, most = -INFINITY, sum = 0;
+#pragma omp simd reduction(min : least) reduction(max : most)
     for (int i = 0; i < n; i++) {
-        const double v = (double)x[i];
-        least = v < least ? v : least, most = v > most ? v : most;
+        least = x[i] < least ? x[i] : least;
+        most = x[i] > most ? x[i] : most;
     }
-    const double scale = fmax(most - least, 1e-5) / top, zero = fmin(fmax(-rint(least / scale), 0), top);
+    const real range = most - least, scale = (range > (real)1e-5 ? range : (real)1e-5) / top,
+               low = (-least / scale + whole) - whole,
+               zero = low < 0     ? 0
+                      : low > top ? top
+                                  : low;
+#pragma omp simd reduction(+ : sum)
     for (int i = 0; i < n; i++) {
-        const double code = ((double)x[i] / scale + whole) - whole + zero,
-                     held = code < 0     ? 0
-                            : code > top ? top
-                                         : code,
-                     off = (held - zero) * scale - (double)x[i];
+        const real code = ((x[i] / scale + whole) - whole) + zero, above = code < 0 ? 0 : code,
+                   held = above > top ? top : above, off = (held - zero) * scale - x[i];
         sum += off * off;
     }
-    return sqrt(sum);
+    return (real)fmax(sqrt((double)sum), 1e-30);
 }
 /* To 0..1; all 0 where they are equal. */
 static void qhitter_scale(double *x, int n) {
     double least = INFINITY, most = -INFINITY;
-    for (int i = 0; i < n; i++) least = fmin(least, x[i]), most = fmax(most, x[i]);
+    for (int i = 0; i < n; i++) {
+        least = x[i] < least ? x[i] : least;
+        most = x[i] > most ? x[i] : most;
+    }
     for (int i = 0; i < n; i++) x[i] = most > least ? (x[i] - least) / (most - least) : 0;
 }
 static void qhitter_select(Choice *c) {
@@ -40,9 +50,13 @@ static void qhitter_select(Choice *c) {
     for (int h = 0; h < c->lanes; h++)
         for (int i = 0; i < c->lane[h].n; i++, at++) {
             const PolicyLane *l = &c->lane[h];
+            real *kept = l->kept + i * KEPT;
             looked[at] = (double)l->score[i];
-            key[at] = qhitter_error(l->key + (size_t)i * (size_t)c->kdim, c->kdim);
-            value[at] = qhitter_error(l->value + (size_t)i * (size_t)c->vdim, c->vdim);
+            if (kept[KEY] == 0) {
+                kept[KEY] = qhitter_error(l->key + (size_t)i * (size_t)c->kdim, c->kdim);
+                kept[VALUE] = qhitter_error(l->value + (size_t)i * (size_t)c->vdim, c->vdim);
+            }
+            key[at] = (double)kept[KEY], value[at] = (double)kept[VALUE];
         }
     qhitter_scale(looked, rows), qhitter_scale(key, rows), qhitter_scale(value, rows);
     at = 0;
@@ -71,6 +85,6 @@ const Policy policy_qhitter = {
     .keys = keys,
     .not_lanes = "a share of each lane's rows is for attention alone",
     .ask = {ASK_ALL, COL_SUM, COL_SUM, COL_PLAIN},
-    .needs = NEED_KEYS | NEED_VALUES,
-    .keeps = true,
+    .needs = NEED_KEYS | NEED_VALUES | NEED_NEW,
+    .keeps = KEPT,
     .select = qhitter_select};

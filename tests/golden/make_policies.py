@@ -345,7 +345,7 @@ SPECS = (
         "morphkv:budget=17,window=4,sinks=1,every=5,peak=1",
         "morphkv:budget=15,window=3,sinks=0,every=1",
         "hashevict:budget=0.4,window=4,sinks=2,every=6,queries=1,bits=16,seed=1",
-        "hashevict:budget=20,window=3,sinks=0,every=0,queries=3,bits=64,seed=5",
+        "hashevict:budget=20,window=3,sinks=0,every=0,queries=3,bits=24,seed=5",
         "fastgen:window=1,sinks=4,every=0,queries=8,share=0.55,heavy=0.3,local=0.3",
         "fastgen:window=1,sinks=2,every=0,queries=16,share=0.7,heavy=0.2,local=0.4",
         "fastgen:window=2,sinks=4,every=0,queries=4,share=0.4,heavy=0.3,local=0.2",

@@ -271,7 +271,7 @@ Test(policy, words_that_are_refused) {
         {"knorm+", "got ''"},
         {"adakv+fastgen", "--policy: adakv cannot divide the rows of fastgen: each lane has a rule of its own"},
         {"rocketkv+pyramidkv", "--policy: pyramidkv cannot divide the rows of rocketkv: it has a rule of its own"},
-        {"hashevict:bits=65", "--policy hashevict: bits: expected a whole number from 1 to 64, got '65'"},
+        {"hashevict:bits=25", "--policy hashevict: bits: expected a whole number from 1 to 24, got '25'"},
         {"infinipot+adakv", "--policy: adakv cannot divide the rows of infinipot: a share of each lane's rows"},
         {"tailorkv:bits=5", "--policy tailorkv: bits: expected a whole number from 2 to 4, got '5'"},
         {"tailorkv:coded=0.5", "--policy tailorkv: coded: expected a whole number from 0"},
