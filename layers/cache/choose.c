@@ -189,6 +189,7 @@ static void lane_keep_numbers(Slot *s, int lane, const PolicyLane *l, const Plac
         memcpy(slot_kept(s, slot_place_of(s, lane, row)), now, bytes);
     }
 }
+static void lane_keep(Choice *c, int h, const void *with) { (void)with, policy_keep(&c->lane[h]); }
 /* Returns the new hi. */
 static int lane_evict(Cache *c, Slot *s, int lane, const PolicyLane *l, const Placed *order) {
     const int lo = s->t.lo[lane];
@@ -243,6 +244,7 @@ static void choose_slot(Run *r, Cache *c, Slot *s, int slot, int slots, int lane
                 .lanes = K,
                 .kdim = s->t.s.kdim,
                 .vdim = s->t.s.vdim,
+                .threads = device_threads(r->dev),
                 .lane = lane,
                 .turn = s->turn};
     real *q = NULL, *lse = NULL;
@@ -250,6 +252,7 @@ static void choose_slot(Run *r, Cache *c, Slot *s, int slot, int slots, int lane
         x.q = q = choose_queries(s, s->asked, seq, from, next - from);
         x.lse = lse = choose_queries(s, s->asked_lse, seq, from, next - from);
     }
+#pragma omp parallel for schedule(dynamic) num_threads(x.threads) if (!s->dev && !s->tier)
     for (int h = 0; h < K; h++)
         lane_open(c, s, first + h, divides ? replay_rows(c, lanes + h) : rows,
                   asks ? R(stat) + (size_t)h * (size_t)stat.n[1] : NULL, next, &lane[h],
@@ -258,12 +261,12 @@ static void choose_slot(Run *r, Cache *c, Slot *s, int slot, int slots, int lane
     if (of->select) of->select(&x);
     if (c->policy.lanes) c->policy.lanes->divide(&x);
     free(q), free(lse);
+    if (evicts) policy_each_lane(&x, lane_keep, NULL);
     int *hi = xcalloc((size_t)K, sizeof *hi);
     for (int h = 0; h < K; h++) {
         const Placed *own = order + (size_t)h * (size_t)(most + 1);
         lane_keep_numbers(s, first + h, &lane[h], own);
         if (!evicts) continue;
-        policy_keep(&lane[h]);
         hi[h] = lane_evict(c, s, first + h, &lane[h], own);
     }
     slot_moves_done(c, s); /* pages are given back when all rows have moved */

@@ -115,22 +115,30 @@ static void expected_head(const Choice *c, PolicyLane *l, const real *mean, cons
     for (int j = 0; j < l->n; j++) sum += e[j] = l->pos[j] < c->p->sinks ? 0 : exp(e[j] - most);
     for (int j = 0; j < l->n && sum > 0; j++) l->score[j] += (real)(e[j] / sum / group * norm[j]);
 }
-static void expected_select(Choice *c) {
-    const int n = expected_newest(c), group = c->heads / c->lanes, D = c->kdim;
-    if (!c->queries) return;
-    double *back = turns_back(c, n), *ahead = turns_ahead(c);
+/* What all lanes need. */
+typedef struct {
+    int n; /* newest queries */
+    const double *back, *ahead;
+} Turns;
+static void expected_lane(Choice *c, int h, const void *with) {
+    const Turns *t = with;
+    const int group = c->heads / c->lanes, D = c->kdim;
+    PolicyLane *l = &c->lane[h];
     real *mean = xcalloc((size_t)D * (size_t)(D + 1), sizeof *mean), *upper = mean + D;
-    for (int h = 0; h < c->lanes; h++) {
-        PolicyLane *l = &c->lane[h];
-        double *norm = xcalloc(2 * (size_t)l->n + 1, sizeof *norm);
-        expected_norms(c, l, norm);
-        for (int g = 0; g < group; g++) {
-            expected_queries(c, h * group + g, n, back, ahead, mean, upper);
-            expected_head(c, l, mean, upper, norm, norm + l->n);
-        }
-        free(norm);
+    double *norm = xcalloc(2 * (size_t)l->n + 1, sizeof *norm);
+    expected_norms(c, l, norm);
+    for (int g = 0; g < group; g++) {
+        expected_queries(c, h * group + g, t->n, t->back, t->ahead, mean, upper);
+        expected_head(c, l, mean, upper, norm, norm + l->n);
     }
-    free(back), free(ahead), free(mean);
+    free(norm), free(mean);
+}
+static void expected_select(Choice *c) {
+    if (!c->queries) return;
+    const int n = expected_newest(c);
+    double *back = turns_back(c, n), *ahead = turns_ahead(c);
+    policy_each_lane(c, expected_lane, &(Turns){n, back, ahead});
+    free(back), free(ahead);
 }
 static const Key keys[] = {POLICY_BUDGET,
                            POLICY_WINDOW("1"),

@@ -30,7 +30,8 @@ static void fastgen_sums(const Choice *c, int h, int near, double *all, double *
     }
     free(q);
 }
-static void fastgen_lane(const Choice *c, int h) {
+static void fastgen_lane(Choice *c, int h, const void *with) {
+    (void)with;
     PolicyLane *l = &c->lane[h];
     const int near = (int)ceil(c->p->local * c->next - 1e-9), heavy = (int)ceil(c->p->heavy * c->next - 1e-9);
     const double least = c->p->share * c->queries * (c->heads / c->lanes);
@@ -53,9 +54,7 @@ static void fastgen_lane(const Choice *c, int h) {
     }
     free(all), free(local);
 }
-static void fastgen_select(Choice *c) {
-    for (int h = 0; h < c->lanes; h++) fastgen_lane(c, h);
-}
+static void fastgen_select(Choice *c) { policy_each_lane(c, fastgen_lane, NULL); }
 static int fastgen_rows(const PolicyCfg *p, int n, int slot, int slots) { return (void)p, (void)slot, (void)slots, n; }
 static const Key keys[] = {POLICY_WINDOW("1"),
                            POLICY_SINKS("4"),

@@ -26,21 +26,24 @@ static uint32_t hash_of(const double *way, int bits, const real *x, int D) {
     }
     return hash;
 }
-static void hashevict_select(Choice *c) {
+static void hashevict_lane(Choice *c, int h, const void *with) {
     const int group = c->heads / c->lanes, bits = c->p->bits, D = c->kdim;
-    double *way = directions(c);
+    PolicyLane *l = &c->lane[h];
+    const double *way = with;
     uint32_t *asks = xcalloc((size_t)(c->queries * group), sizeof *asks);
-    for (int h = 0; h < c->lanes; h++) {
-        PolicyLane *l = &c->lane[h];
-        for (int q = 0; q < c->queries * group; q++)
-            asks[q] = hash_of(way, bits, policy_query(c, q / group, h * group + q % group), D);
-        for (int i = 0; i < l->n; i++) {
-            if (l->kept[i] == 0) l->kept[i] = (real)(hash_of(way, bits, l->key + i * D, D) + 1);
-            const uint32_t key = (uint32_t)l->kept[i] - 1;
-            for (int q = 0; q < c->queries * group; q++) l->score[i] -= (real)__builtin_popcount(key ^ asks[q]);
-        }
+    for (int q = 0; q < c->queries * group; q++)
+        asks[q] = hash_of(way, bits, policy_query(c, q / group, h * group + q % group), D);
+    for (int i = 0; i < l->n; i++) {
+        if (l->kept[i] == 0) l->kept[i] = (real)(hash_of(way, bits, l->key + i * D, D) + 1);
+        const uint32_t key = (uint32_t)l->kept[i] - 1;
+        for (int q = 0; q < c->queries * group; q++) l->score[i] -= (real)__builtin_popcount(key ^ asks[q]);
     }
-    free(way), free(asks);
+    free(asks);
+}
+static void hashevict_select(Choice *c) {
+    double *way = directions(c);
+    policy_each_lane(c, hashevict_lane, way);
+    free(way);
 }
 static const Key keys[] = {POLICY_BUDGET,
                            POLICY_WINDOW("10"),

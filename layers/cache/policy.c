@@ -159,7 +159,13 @@ void policy_softmax(real *x, int n) {
     for (int i = 0; i < n; i++) sum += x[i] = (real)exp((double)(x[i] - most));
     for (int i = 0; i < n; i++) x[i] /= sum;
 }
-static void lane_pool(const Choice *c, PolicyLane *l) {
+void policy_each_lane(Choice *c, void (*one)(Choice *, int lane, const void *with), const void *with) {
+#pragma omp parallel for schedule(dynamic) num_threads(c->threads)
+    for (int h = 0; h < c->lanes; h++) one(c, h, with);
+}
+static void lane_pool(Choice *c, int h, const void *with) {
+    (void)with;
+    PolicyLane *l = &c->lane[h];
     const int width = c->p->pool, half = width / 2;
     int n = 0;
     while (n < l->n && l->pos[n] < c->next - c->p->window) n++;
@@ -170,9 +176,7 @@ static void lane_pool(const Choice *c, PolicyLane *l) {
         l->score[i] = c->p->peak ? most : sum / (real)width;
     }
 }
-void policy_pool(Choice *c) {
-    for (int h = 0; h < c->lanes; h++) lane_pool(c, &c->lane[h]);
-}
+void policy_pool(Choice *c) { policy_each_lane(c, lane_pool, NULL); }
 void policy_stay(PolicyLane *l, double share) {
     Ranked *row = xcalloc((size_t)l->n + 1, sizeof *row);
     int n = 0, left = l->budget;
@@ -187,8 +191,9 @@ void policy_stay(PolicyLane *l, double share) {
     free(row);
 }
 void policy_keep(PolicyLane *l) { policy_stay(l, 1); }
-void policy_sums(Choice *c) {
-    for (int h = 0; h < c->lanes; h++)
-        for (int i = 0; i < c->lane[h].n; i++)
-            c->lane[h].score[i] = c->lane[h].kept[i * c->p->of->keeps] += c->lane[h].stat[i];
+static void lane_sums(Choice *c, int h, const void *with) {
+    (void)with;
+    const PolicyLane *l = &c->lane[h];
+    for (int i = 0; i < l->n; i++) l->score[i] = l->kept[i * c->p->of->keeps] += l->stat[i];
 }
+void policy_sums(Choice *c) { policy_each_lane(c, lane_sums, NULL); }

@@ -103,7 +103,7 @@ typedef struct {
     int heads;       /* query heads that were asked, of all lanes */
     int next;        /* length of the document */
     int queries;     /* that `stat` is of, the newest */
-    int lanes, kdim, vdim;
+    int lanes, kdim, vdim, threads;
     PolicyLane *lane;
     const real *q,
         *lse; /* (queries,heads,kdim) times the scale of scores, (queries,heads): oldest first; heads by lanes */
@@ -251,6 +251,9 @@ int policy_slot_rows(const PolicyCfg *, int n, int slot, int slots);
 int policy_resident(const PolicyCfg *, int n, int slot, int slots);
 /* Complete `stays`: the rows with the highest scores, up to the budget; of equal scores older rows. */
 void policy_keep(PolicyLane *);
+/* For `select`. Calls `one` for each lane, on several threads: it writes what belongs to its lane and nothing else.
+ * `with`: what it reads. */
+void policy_each_lane(Choice *, void (*one)(Choice *, int lane, const void *with), const void *with);
 /* For `select`. score = the mean of `stat` (with `peak` the largest) over `pool` neighbouring rows (missing ones count
  * as 0), of rows older than the window. */
 void policy_pool(Choice *);

@@ -42,21 +42,26 @@ static void qhitter_scale(double *x, int n) {
     }
     for (int i = 0; i < n; i++) x[i] = most > least ? (x[i] - least) / (most - least) : 0;
 }
+static void qhitter_errors(Choice *c, int h, const void *with) {
+    (void)with;
+    const PolicyLane *l = &c->lane[h];
+    for (int i = 0; i < l->n; i++) {
+        real *kept = l->kept + i * KEPT;
+        if (kept[KEY] != 0) continue;
+        kept[KEY] = qhitter_error(l->key + (size_t)i * (size_t)c->kdim, c->kdim);
+        kept[VALUE] = qhitter_error(l->value + (size_t)i * (size_t)c->vdim, c->vdim);
+    }
+}
 static void qhitter_select(Choice *c) {
     int rows = 0, at = 0;
+    policy_each_lane(c, qhitter_errors, NULL);
     policy_sums(c);
     for (int h = 0; h < c->lanes; h++) rows += c->lane[h].n;
     double *looked = xcalloc(3 * (size_t)rows + 1, sizeof *looked), *key = looked + rows, *value = key + rows;
     for (int h = 0; h < c->lanes; h++)
         for (int i = 0; i < c->lane[h].n; i++, at++) {
-            const PolicyLane *l = &c->lane[h];
-            real *kept = l->kept + i * KEPT;
-            looked[at] = (double)l->score[i];
-            if (kept[KEY] == 0) {
-                kept[KEY] = qhitter_error(l->key + (size_t)i * (size_t)c->kdim, c->kdim);
-                kept[VALUE] = qhitter_error(l->value + (size_t)i * (size_t)c->vdim, c->vdim);
-            }
-            key[at] = (double)kept[KEY], value[at] = (double)kept[VALUE];
+            const real *kept = c->lane[h].kept + i * KEPT;
+            looked[at] = (double)kept[LOOKED], key[at] = (double)kept[KEY], value[at] = (double)kept[VALUE];
         }
     qhitter_scale(looked, rows), qhitter_scale(key, rows), qhitter_scale(value, rows);
     at = 0;

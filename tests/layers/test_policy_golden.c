@@ -151,7 +151,7 @@ static void settle(Bench *b, int from, int n, bool ends) {
     if (ends) kv_prompt_ends(&g->run, &b->c, 0, from + n);
     rig_done_within(g);
 }
-static void begin(Bench *b, const char *spec) {
+static void begin(Bench *b, const char *spec, int threads) {
     Err e = {0};
     KvShape s[SLOTS];
     cr_assert(policy_parse(spec, &b->p, &e), "%s", e.msg);
@@ -160,13 +160,13 @@ static void begin(Bench *b, const char *spec) {
         s[i].coded = s[i].codec != NULL;
     }
     b->queries = policy_queries(&b->p);
-    rig_open(&b->g, rig_first(), 1, 1 << 18);
+    rig_open(&b->g, rig_first(), threads, 1 << 18);
     cr_assert(kv_open_policy(&b->c, NULL, &b->p, s, SLOTS, 1, TOKENS, TOKENS, 5, true, false, &e), "%s", e.msg);
     for (int i = 0; i < SLOTS; i++) kv_turns(kv_slot(&b->c, i), &turn);
 }
 /* The whole text in pieces; a session would cut them where the policy acts. */
 static void text(Bench *b, const char *spec, int piece) {
-    begin(b, spec);
+    begin(b, spec, piece < TOKENS ? 1 : 2);
     const int cut = policy_cut(&b->p);
     for (int at = 0, n; at < TOKENS; at += n) {
         n = imin(piece, (at < PROMPT ? PROMPT : TOKENS) - at);
@@ -231,7 +231,7 @@ Test(policy_golden, what_queries_read) {
     cr_assert(f);
     while (fscanf(f, "%199s", spec) == 1) {
         Bench b = {.queries = 0};
-        begin(&b, spec);
+        begin(&b, spec, 1);
         for (int i = 0; policy_at(i); i++) seen[i] |= policy_at(i) == b.p.read;
         feed(&b, 0, PROMPT), settle(&b, 0, PROMPT, true);
         for (int t = PROMPT; t < TOKENS; t++) {
@@ -295,7 +295,7 @@ Test(policy_golden, qhitter_by_attention_alone_is_h2o, .timeout = 60) {
 /* A caller that does not cut its passes loses queries of policies that ask each of them: the cache stops it. */
 static void uncut(const char *spec) {
     Bench b = {.queries = 0};
-    begin(&b, spec);
+    begin(&b, spec, 1);
     feed(&b, 0, 8), settle(&b, 0, 8, false);
     feed(&b, 8, 6), settle(&b, 8, 6, false);
     feed(&b, 14, 4), settle(&b, 14, 4, false); /* 16 lies inside */
