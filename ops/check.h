@@ -123,6 +123,7 @@ static inline void check_colstat(Tensor stat, Tensor q, Tensor lse, const Lanes 
     CHECK(tensor_count(lse) == (size_t)q.n[0] * (size_t)q.n[1], "lse of %zu queries", tensor_count(lse));
     CHECK(c->from >= 0 && c->n >= 0 && c->n <= q.n[0] && c->seq >= 0 && c->seq < t->nseq && c->heads != COL_COUNT,
           "queries %d, %d of %d", c->from, c->n, q.n[0]);
+    CHECK(!c->older || c->queries != COL_COUNT, "counts of queries %d, %d over older rows", c->from, c->n);
 }
 static inline void check_attend_backward(const Run *r, const KvShape *s, AttnSpec spec, Tensor q, Tensor o) {
     check_attend(s, spec, q, o);

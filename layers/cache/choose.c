@@ -38,14 +38,17 @@ void kv_ask(Run *r, Slot *s, const Probe *p, int at, const int *accept) {
     run_release(r, mark);
 }
 /* What n queries of the sequence from position `from` on say about its rows: (lanes, rows), of the host. */
-static Tensor choose_ask(Run *r, const Slot *s, const PolicyAsk *ask, int seq, int from, int n, int rows) {
+static Tensor choose_ask(Run *r, const Slot *s, const PolicyCfg *p, int seq, int from, int n, int rows) {
+    const PolicyAsk *ask = &p->of->ask;
+    const ColReduce queries = ask->peaks && p->peak ? COL_MAX : ask->queries;
     const int heads = s->t.s.heads, first = measuring(r) || s->replays ? 0 : seq * s->queries;
     Tensor stat = SCRATCH(r, "column statistics", s->t.s.lanes, rows),
            q = TENSOR(R(s->asked) + (size_t)first * (size_t)heads * (size_t)s->t.s.kdim, REAL, s->queries, heads,
                       s->t.s.kdim),
            lse = TENSOR(R(s->asked_lse) + (size_t)first * (size_t)heads, REAL, s->queries, heads);
     if (s->tier && !measuring(r)) tier_stage_sequence(s, seq);
-    r->ops->colstat(r, stat, q, lse, kv_lanes_there(s), (ColStat){seq, from, n, ask->queries, ask->heads, ask->value});
+    r->ops->colstat(r, stat, q, lse, kv_lanes_there(s),
+                    (ColStat){seq, from, n, queries, ask->heads, ask->value, ask->older});
     return host_view(r, stat, true);
 }
 
@@ -231,7 +234,7 @@ static void choose_slot(Run *r, Cache *c, Slot *s, int slot, int slots, int lane
     from = imax(0, from);
     RunMark mark = run_mark(r);
     Tensor stat = c->replay ? choose_replayed(r, c, s, seq, lanes, imax(1, most))
-                  : asks    ? choose_ask(r, s, &of->ask, seq, from, next - from, imax(1, most))
+                  : asks    ? choose_ask(r, s, &c->policy, seq, from, next - from, imax(1, most))
                             : ABSENT;
     PolicyLane *lane = xcalloc((size_t)K, sizeof *lane);
     Placed *order = xcalloc((size_t)K * (size_t)(most + 1), sizeof *order);
@@ -286,7 +289,7 @@ void kv_replayed(Run *r, Cache *c, int from, int n, int lo, int hi) {
         int most = 1;
         for (int h = 0; h < K; h++) most = imax(most, s->t.hi[first + h] - s->t.lo[first + h]);
         RunMark mark = run_mark(r);
-        replay_see(c, s, lanes, choose_ask(r, s, &c->policy.of->ask, c->spare, from, n, most), lo, hi);
+        replay_see(c, s, lanes, choose_ask(r, s, &c->policy, c->spare, from, n, most), lo, hi);
         run_release(r, mark);
         lanes += K;
     }
@@ -319,7 +322,7 @@ static void choose_measure(Run *r, const Cache *c) {
         const Slot *s = &c->slot[i];
         RunMark mark = run_mark(r);
         if (s->chosen && s->queries && !(c->policy.of->needs & NEED_QUERIES))
-            choose_ask(r, s, &c->policy.of->ask, 0, 0, 0, s->t.maxpages * s->t.P);
+            choose_ask(r, s, &c->policy, 0, 0, 0, s->t.maxpages * s->t.P);
         run_release(r, mark);
     }
 }

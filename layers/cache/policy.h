@@ -75,6 +75,8 @@ typedef struct {
     } whom;
     ColReduce queries, heads;
     ColValue value;
+    bool older; /* as ColStat.older: with ASK_WINDOW rows older than the window */
+    bool peaks; /* with the setting `peak` the largest over queries, whatever `queries` names */
 } PolicyAsk;
 
 /* What `select` itself reads, in the memory of the host: copies, where that is not the cache's. */

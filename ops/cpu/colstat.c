@@ -3,7 +3,10 @@
  *
  * The scores of a page's rows and up to QB queries of a head are one product, rows by queries. So rows are multiplied
  * as they are stored, queries are packed once for all pages, and a row's statistic is a reduction of its row of scores.
- * Where attention multiplies bf16 rows as pairs, this does too. */
+ * Where attention multiplies bf16 rows as pairs, this does too.
+ *
+ * ColStat.older: the sums of the queries of a lane's heads are packed as the queries of one head, and the pages are
+ * read twice, first for the queries' log-sum-exps. */
 
 enum { FEW_QUERIES = 4 }; /* up to so many are multiplied in place: vectors of them would be mostly empty */
 
@@ -13,7 +16,8 @@ typedef struct {
     const Lanes *t;
     ColStat c;
     Tensor q, lse;
-    int heads, group, blocks;
+    int heads, blocks;  /* query heads of q */
+    int group, sums;    /* heads that ask a lane; each is the sum of so many of q's */
     bool few;           /* queries are read where they are */
     real *reals;        /* NULL: rows are bf16 and none is in a block of a codec */
     Pair *pairs;        /* NULL: rows are multiplied as `real`s */
@@ -25,7 +29,7 @@ static size_t columns_block(const Columns *x, int head, int b) {
     return ((size_t)head * (size_t)x->blocks + (size_t)b) * QB;
 }
 static size_t columns_query(const Columns *x, int head, int i) {
-    return (size_t)(x->c.from + i) % (size_t)x->q.n[0] * (size_t)x->heads + (size_t)head;
+    return (size_t)(x->c.from + i) % (size_t)x->q.n[0] * (size_t)x->heads + (size_t)(head * x->sums);
 }
 static int columns_queries(const Columns *x, int b) { return imin(QB, x->c.n - b * QB); }
 /* room: (QB,Dk) */
@@ -34,8 +38,12 @@ static void columns_pack(const Columns *x, int head, int b, real *room) {
     const size_t at = columns_block(x, head, b), panel = at * (size_t)D;
     for (int i = 0; i < QB; i++) {
         const size_t own = columns_query(x, head, b * QB + i);
-        x->less[at + (size_t)i] = i < n ? R(x->lse)[own] : INFINITY;
-        if (i < n && !x->few) memcpy(room + i * D, R(x->q) + own * (size_t)D, (size_t)D * sizeof *room);
+        x->less[at + (size_t)i] = i < n && !x->c.older ? R(x->lse)[own] : INFINITY;
+        if (i >= n || x->few) continue;
+        const real *q = R(x->q) + own * (size_t)D;
+        memcpy(room + i * D, q, (size_t)D * sizeof *room);
+        for (int g = 1; g < x->sums; g++)
+            for (int k = 0; k < D; k++) room[i * D + k] += q[g * D + k];
     }
     if (x->few) return;
     if (x->reals) pack(x->reals + panel, room, (size_t)D, n, D);
@@ -155,13 +163,62 @@ static real value_norm(const real *v, int n, ColValue how) {
         for (int k = 0; k < n; k++) s += v[k] < 0 ? -v[k] : v[k];
     return how == COL_L1 ? s : (real)sqrt((double)dot(v, v, n));
 }
-/* Rows from..to-1 of lane h, which lie in one page, into stat[0..]. */
-static void colstat_page(const Columns *x, real *stat, int h, int from, int to, real *room) {
+/* Rows of lane h that lie in its page p, counted from the first one with rows: from..to-1. */
+typedef struct {
+    int from, to;
+} PageSpan;
+static PageSpan page_span(const Columns *x, int h, int p) {
     const Lanes *t = x->t;
+    const int lane = x->c.seq * t->s.lanes + h, lo = t->lo[lane], hi = t->hi[lane], P = t->P;
+    return (PageSpan){imax(lo, (lo / P + p) * P), imin(hi, (lo / P + p + 1) * P)};
+}
+static PageRows page_open(const Columns *x, int h, PageSpan own, real *room) {
+    const Lanes *t = x->t;
+    return page_rows(x, h, page_of(t, x->c.seq * t->s.lanes + h, own.from), own.from % t->P, own.to - own.from, room);
+}
+/* Where the scores of a page lie in a thread's room. */
+static real *page_room(const Columns *x, real *room) { return room + colstat_room(x->t) - (size_t)KB * QB; }
+/* The first query of block b that sees a row; QB or more: none. */
+static int column_first(const Columns *x, int pos, int b) {
+    if (pos == ROW_GONE || (x->c.older && pos >= x->c.from)) return QB;
+    return imax(0, pos - x->c.from - b * QB);
+}
+/* ColStat.older: the log-sum-exps of block b of lane h's queries over the rows that count, one page after the other,
+ * however many threads there are. */
+static void columns_lse(const Columns *x, int h, int b, int pages, real *room) {
+    Columns keys = *x;
+    keys.c.value = COL_PLAIN; /* values are not read */
+    real *s = page_room(x, room), *less = x->less + columns_block(x, h, b), top[QB], sum[QB] = {0};
+    for (int i = 0; i < QB; i++) top[i] = -INFINITY;
+    for (int p = 0; p < pages; p++) {
+        const PageSpan own = page_span(x, h, p);
+        const int n = own.to - own.from;
+        int count = 0, row[KB];
+        if (n <= 0) continue;
+        const PageRows rows = page_open(&keys, h, own, room);
+        for (int j = 0; j < n; j++)
+            if (column_first(x, rows.pos[j], b) < QB) row[count++] = j;
+        if (!count) continue;
+        const int wide = page_scores(&keys, &rows, n, h, b, s);
+        real was[QB];
+        memcpy(was, top, sizeof was);
+        for (int k = 0; k < count; k++)
+#pragma omp simd
+            for (int i = 0; i < wide; i++) top[i] = s[row[k] * QB + i] > top[i] ? s[row[k] * QB + i] : top[i];
+#pragma omp simd
+        for (int i = 0; i < wide; i++) sum[i] *= exp_real(was[i] - top[i]);
+        for (int k = 0; k < count; k++)
+#pragma omp simd
+            for (int i = 0; i < wide; i++) sum[i] += exp_real(s[row[k] * QB + i] - top[i]);
+    }
+    for (int i = 0; i < columns_queries(x, b); i++) less[i] = top[i] + (real)log((double)sum[i]);
+}
+/* A page's rows into stat[0..]. */
+static void colstat_page(const Columns *x, real *stat, int h, PageSpan own, real *room) {
     const ColStat *c = &x->c;
-    const int n = to - from;
-    const PageRows rows = page_rows(x, h, page_of(t, c->seq * t->s.lanes + h, from), from % t->P, n, room);
-    real *s = room + colstat_room(t) - (size_t)KB * QB;
+    const int n = own.to - own.from;
+    const PageRows rows = page_open(x, h, own, room);
+    real *s = page_room(x, room);
     for (int j = 0; j < n; j++) stat[j] = 0;
     for (int g = 0; g < x->group; g++) {
         real part[KB][VL];
@@ -172,9 +229,8 @@ static void colstat_page(const Columns *x, real *stat, int h, int from, int to, 
             const int wide = page_scores(x, &rows, n, head, b, s);
             const real *less = x->less + columns_block(x, head, b), *seen = x->seen + columns_block(x, h, b);
             for (int j = 0; j < n; j++) {
-                const int first = imax(0, rows.pos[j] - c->from - b * QB);
-                if (rows.pos[j] != ROW_GONE && first < wide)
-                    column_add(c->queries, part[j], s + j * QB, less, seen, first, wide);
+                const int first = column_first(x, rows.pos[j], b);
+                if (first < wide) column_add(c->queries, part[j], s + j * QB, less, seen, first, wide);
             }
         }
         columns_total(c->queries, part, n);
@@ -182,14 +238,15 @@ static void colstat_page(const Columns *x, real *stat, int h, int from, int to, 
             stat[j] = c->heads == COL_SUM ? stat[j] + part[j][0] : part[j][0] > stat[j] ? part[j][0] : stat[j];
     }
     for (int j = 0; j < n && rows.values; j++)
-        stat[j] *= value_norm(rows.values + (size_t)j * rows.ldv, t->s.vdim, c->value);
+        stat[j] *= value_norm(rows.values + (size_t)j * rows.ldv, x->t->s.vdim, c->value);
 }
 /* Memory for all queries that q has room for: who measures names none. */
 static Columns columns_place(Run *r, Tensor q, Tensor lse, const Lanes *t, ColStat c) {
     const int H = q.n[1], K = t->s.lanes, D = t->s.kdim, blocks = (q.n[0] + QB - 1) / QB;
     const bool pairs = rows_as(&t->s) == ROWS_BF16 && r->dev->pairs && D % W == 0 && t->s.vdim % W == 0;
-    Columns x = {.t = t, .c = c, .q = q, .lse = lse, .heads = H, .group = H / K, .blocks = blocks};
-    x.few = c.n * x.group <= FEW_ENTRIES && c.n <= FEW_QUERIES;
+    Columns x = {.t = t, .c = c, .q = q, .lse = lse, .heads = H, .blocks = blocks};
+    x.group = c.older ? 1 : H / K, x.sums = c.older ? H / K : 1;
+    x.few = !c.older && c.n * x.group <= FEW_ENTRIES && c.n <= FEW_QUERIES;
     x.less = R(SCRATCH(r, "lse of queries", H, blocks, QB)), x.seen = R(SCRATCH(r, "rows seen", K, blocks, QB));
     if (!pairs || t->nblocks) x.reals = R(SCRATCH(r, "queries of columns", H, blocks, D, QB));
     if (pairs)
@@ -199,7 +256,7 @@ static Columns columns_place(Run *r, Tensor q, Tensor lse, const Lanes *t, ColSt
     return x;
 }
 static void colstat(Run *r, Tensor stat, Tensor q, Tensor lse, const Lanes *t, ColStat c) {
-    const int lanes = t->s.lanes, P = t->P;
+    const int lanes = t->s.lanes, P = t->P, older = c.older ? lanes : 0; /* lanes with log-sum-exps of their own */
     check_colstat(stat, q, lse, t, &c);
     CHECK(P <= KB, "pages of %d rows, at most %d", P, KB);
     Mark mark = arena_mark(r->scratch);
@@ -218,15 +275,18 @@ static void colstat(Run *r, Tensor stat, Tensor q, Tensor lse, const Lanes *t, C
         {
             real *room = R(mem) + (size_t)omp_get_thread_num() * (size_t)mem.n[1];
 #pragma omp for collapse(2)
-            for (int head = 0; head < x.heads; head++)
+            for (int head = 0; head < lanes * x.group; head++)
                 for (int b = 0; b < blocks; b++) columns_pack(&x, head, b, room);
+#pragma omp for collapse(2) schedule(dynamic)
+            for (int h = 0; h < older; h++)
+                for (int b = 0; b < blocks; b++) columns_lse(&x, h, b, pages, room);
 #pragma omp for collapse(2) schedule(dynamic)
             for (int h = 0; h < lanes; h++)
                 for (int p = 0; p < pages; p++) {
-                    const int lane = c.seq * lanes + h, lo = t->lo[lane], hi = t->hi[lane],
-                              from = imax(lo, (lo / P + p) * P), to = imin(hi, (lo / P + p + 1) * P);
-                    if (from >= to) continue;
-                    colstat_page(&x, R(stat) + (size_t)h * (size_t)stat.n[1] + (size_t)(from - lo), h, from, to, room);
+                    const PageSpan own = page_span(&x, h, p);
+                    const int at = own.from - t->lo[c.seq * lanes + h];
+                    if (own.from >= own.to) continue;
+                    colstat_page(&x, R(stat) + (size_t)h * (size_t)stat.n[1] + (size_t)at, h, own, room);
                 }
         }
     }

@@ -257,8 +257,11 @@ typedef struct {
 typedef struct {
     int seq, from, n, queries, heads, value; /* ColStat */
     int lanes, group, rows, Dk, Dv, columns;
-    int *seen; /* scratch (lanes,rows) */
+    int *seen;                  /* scratch (lanes,rows) */
+    bool older;                 /* ColStat; scratch of it alone, NULL otherwise: */
+    float *sums, *lses, *parts; /* (rows,lanes,Dk), (rows,lanes), (lanes,rows,2,CUDA_COL_PIECES) */
 } CudaColStat;
+enum { CUDA_COL_PIECES = 16 }; /* shares of a lane's rows, of which log-sum-exps are made at once */
 void cuda_colstat(Cuda *, const CudaColStat *, const CudaLanes *, float *stat, const float *q, const float *lse);
 /* The history of a sequence with at most CUDA_SPLIT_ROWS wanted rows is divided among as many blocks as it has pieces,
  * a number that depends only on its length: the results of a sequence do not depend on its neighbours. */

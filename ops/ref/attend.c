@@ -190,7 +190,41 @@ static double norm_of(ColValue how, const real *v, int n) {
     for (int k = 0; k < n; k++) sum += fabs((double)v[k]), squares += (double)v[k] * (double)v[k];
     return how == COL_PLAIN ? 1 : how == COL_L1 ? sum : sqrt(squares);
 }
+/* ColStat.older. */
+static void colstat_older(Tensor stat, Tensor q, const Lanes *l, ColStat c) {
+    const int Dk = l->s.kdim, Dv = l->s.vdim, heads = q.n[1], group = heads / l->s.lanes;
+    real key[Dk], value[imax(Dk, Dv)];
+    for (int h = 0; h < l->s.lanes; h++) {
+        const int lane = c.seq * l->s.lanes + h, rows = l->hi[lane] - l->lo[lane];
+        double *s = xcalloc((size_t)(rows * c.n) + 1, sizeof *s), norm[rows + 1];
+        for (int j = 0; j < rows; j++) {
+            const Where w = where_is(l, lane, l->lo[lane] + j);
+            const int pos = l->pos[w.page * l->P + w.place];
+            cached_row(l, h, w, key, value);
+            norm[j] = norm_of(c.value, value, Dv);
+            for (int i = 0; i < c.n; i++) {
+                const long at = (long)((c.from + i) % q.n[0]) * heads + h * group;
+                for (int k = 0; k < Dk; k++)
+                    for (int g = 0; g < group; g++) s[j * c.n + i] += get(q, (at + g) * Dk + k) * key[k];
+                if (pos == ROW_GONE || pos >= c.from) s[j * c.n + i] = -INFINITY;
+            }
+        }
+        for (int i = 0; i < c.n; i++) {
+            double top = -INFINITY, sum = 0;
+            for (int j = 0; j < rows; j++) top = fmax(top, s[j * c.n + i]);
+            for (int j = 0; j < rows && top > -INFINITY; j++) sum += exp(s[j * c.n + i] - top);
+            for (int j = 0; j < rows; j++) s[j * c.n + i] = sum > 0 ? exp(s[j * c.n + i] - top) / sum : 0;
+        }
+        for (int j = 0; j < stat.n[1]; j++)
+            put2(stat, h, j, j < rows ? over_queries(c.queries, c.n, s + j * c.n, NULL) * norm[j] : 0);
+        free(s);
+    }
+}
 void ref_colstat(Run *r, Tensor stat, Tensor q, Tensor lse, const Lanes *l, ColStat c) {
+    if (c.older) {
+        colstat_older(stat, q, l, c);
+        return;
+    }
     const int Dk = l->s.kdim, Dv = l->s.vdim, heads = q.n[1], group = heads / l->s.lanes;
     real key[Dk], value[imax(Dk, Dv)];
     double p[c.n + 1];

@@ -100,7 +100,7 @@ static void ask(Bench *b, Table table, int draw, double worst[2], int *tried, in
     rig_use(g, table, 1);
     CALL(g, (kv_attend(&g->run, slot, &kv, o, lse, q, bare, false), 0));
     for (int k = 0; k < HEADS * D; k++) R(scaled)[k] = R(q)[k] * bare.scale;
-    OP(g, colstat, stat, scaled, lse, t, (ColStat){0, pos, 1, COL_SUM, COL_SUM, how});
+    OP(g, colstat, stat, scaled, lse, t, (ColStat){0, pos, 1, COL_SUM, COL_SUM, how, false});
     double got[DV], bad[DV], *given = xcalloc((GROUP + 1) * ROWS, sizeof *given), *other = given + GROUP * ROWS;
     for (int h = 0; h < HEADS; h++) {
         const int gone = plain(b, h, R(q), 0.7, got, given + h % GROUP * ROWS, false);

@@ -341,7 +341,7 @@ static void away_from_even(const Args_colstat *a, double *lse) {
             const int lane = a->c.seq * a->l->s.lanes + h / group;
             double *l = &lse[(a->c.from + i) % a->q.n[0] * heads + h];
             for (bool close = true; close; *l += close ? 0.01 : 0) {
-                ColStat c = {a->c.seq, a->c.from + i, 1, COL_SUM, COL_MAX, COL_PLAIN};
+                ColStat c = {a->c.seq, a->c.from + i, 1, COL_SUM, COL_MAX, COL_PLAIN, false};
                 Tensor q = a->q, only = a->lse; /* this head alone: others have p = 0 */
                 double *kept = xcalloc(tensor_count(only), sizeof *kept);
                 memcpy(kept, lse, tensor_count(only) * sizeof *kept);
@@ -370,6 +370,7 @@ MAKE(colstat) {
     a->l = l;
     a->c = (ColStat){.seq = draw_of(c, 2), .n = 1 + draw_of(c, R), .queries = (ColReduce)draw_of(c, 3)};
     a->c.heads = coin(c) ? COL_SUM : COL_MAX, a->c.value = (ColValue)draw_of(c, 3);
+    a->c.older = a->c.queries != COL_COUNT && coin(c);
     a->c.from = past - a->c.n - draw_of(c, imin(3, past - a->c.n + 1));
     for (int h = 0; h < 2 * s.lanes; h++) lane_fill(c, l, h, past, coin(c));
     ARG(stat, s.lanes, past + draw_of(c, 5)), ARG(q, R, s.lanes * (1 + draw_of(c, 3)), s.kdim);

@@ -1,7 +1,8 @@
 /* test_ops_colstat.c: column statistics of attention over cached rows, against loops over rows that lie in any order in
- * shuffled pages, in every codec, with every reduction. */
+ * shuffled pages, in every codec, with every reduction, over all rows and over older ones alone. */
 #include "layers/cache/codec.h"
 #include "tests/lib/rig.h"
+#include <limits.h>
 
 enum { SEQS = 2, LANES = 2, P = 4, GROUP = 3, ROOM = 7, GAP = 2 };
 typedef struct {
@@ -64,10 +65,10 @@ static void lanes_free(Case1 *x) {
     for (int h = 0; h < LANES; h++) free(x->k[h]), free(x->v[h]), free(x->pos[h]);
 }
 
-typedef enum { RIGHT, SEES_NEWER, NO_LSE, OTHER_QUERIES, OTHER_HEADS, NO_VALUE, FAULTS } Fault;
+typedef enum { RIGHT, SEES_NEWER, NO_LSE, OTHER_QUERIES, OTHER_HEADS, NO_VALUE, ONE_HEAD, ALL_ROWS, FAULTS } Fault;
 /* p_ij and how much rounding may change it, relative to a rounding of 1. */
 static wide chance(const Case1 *x, Tensor q, Tensor lse, int h, int j, int row, int g, Fault f, wide *err) {
-    const int d = x->t.s.kdim, H = LANES * GROUP, at = row * H + h * GROUP + g;
+    const int d = x->t.s.kdim, group = q.n[1] / LANES, at = row * q.n[1] + h * group + g;
     wide e, s = rig_score(R(q) + at * d, x->k[h] + j * d, d, 1, &e);
     const wide l = f == NO_LSE ? 0 : R(lse)[at], p = wide_exp(s - l);
     *err = p * (2 + wide_sqrt(e * d) + wide_fabs(s) + wide_fabs(l));
@@ -76,14 +77,14 @@ static wide chance(const Case1 *x, Tensor q, Tensor lse, int h, int j, int row, 
 static Ref column(const Case1 *x, Tensor q, Tensor lse, const ColStat *c, int h, int j, Fault f) {
     Ref all = {0};
     const int rows = q.n[0], shift = f == OTHER_QUERIES;
-    for (int g = 0; g < GROUP; g++) {
+    for (int g = 0; g < q.n[1] / LANES; g++) {
         Ref one = {0};
         for (int i = 0; i < c->n; i++) {
             const int own = c->from + i;
             int seen = 0;
             wide err, p = chance(x, q, lse, h, j, (own + shift) % rows, g, f, &err);
             for (int m = 0; m < x->n[h]; m++) seen += x->pos[h][m] <= own;
-            if (x->pos[h][j] > own && f != SEES_NEWER) continue;
+            if (x->pos[h][j] > (c->older ? c->from - 1 : own) && f != SEES_NEWER) continue;
             one.terms++;
             switch (c->queries) {
             case COL_SUM: one.want += p, one.square += err * err; break;
@@ -114,8 +115,36 @@ static Ref column(const Case1 *x, Tensor q, Tensor lse, const ColStat *c, int h,
     if (!all.terms) all.terms = 1;
     return all;
 }
-static Ref *columns(const Case1 *x, Tensor q, Tensor lse, const ColStat *c, int S, Fault f) {
+/* ColStat.older: the queries of a lane's heads as one (rows,LANES,d), and their log-sum-exps over the older rows. */
+static Tensor sums_of(Rig *g, Tensor q, int heads) {
+    const int d = q.n[2];
+    Tensor sum = EMPTY(g, "sums", q.n[0], LANES, d);
+    for (int i = 0; i < q.n[0] * LANES; i++)
+        for (int k = 0; k < d; k++) {
+            real s = 0;
+            for (int e = 0; e < heads; e++) s += R(q)[(i * GROUP + e) * d + k];
+            R(sum)[i * d + k] = s;
+        }
+    return sum;
+}
+static Tensor lse_of(Rig *g, const Case1 *x, Tensor q, int from) {
+    const int d = q.n[2];
+    Tensor lse = EMPTY(g, "own lse", q.n[0], LANES);
+    for (int i = 0; i < q.n[0] * LANES; i++) {
+        const int h = i % LANES;
+        wide sum = 0, e;
+        for (int j = 0; j < x->n[h]; j++)
+            if (x->pos[h][j] < from) sum += wide_exp(rig_score(R(q) + i * d, x->k[h] + j * d, d, 1, &e));
+        R(lse)[i] = (real)wide_log(sum);
+    }
+    return lse;
+}
+/* bf16: queries are rounded, after those of heads that ask as one were added. */
+static Ref *columns(Rig *g, const Case1 *x, Tensor q, Tensor lse, const ColStat *c, int S, bool bf16, Fault f) {
     Ref *r = refs((size_t)(LANES * S));
+    q = c->older ? sums_of(g, q, f == ONE_HEAD ? 1 : GROUP) : tensor_copy(g, q);
+    if (bf16) check_as_bf16(q);
+    if (c->older) lse = lse_of(g, x, q, f == ALL_ROWS ? INT_MAX : c->from);
     for (int h = 0; h < LANES; h++)
         for (int j = 0; j < S; j++) r[h * S + j] = j < x->n[h] ? column(x, q, lse, c, h, j, f) : (Ref){0, 0, 1};
     return r;
@@ -125,6 +154,27 @@ static void queries_drawn(Rig *g, int N, int rows, int d, Tensor *q, Tensor *lse
     *q = RANDOM(g, "q", rows, LANES * GROUP, d), *lse = RANDOM(g, "lse", rows, LANES * GROUP);
     for (size_t i = 0; i < tensor_count(*q); i++) R(*q)[i] /= (real)sqrt(d);
     for (size_t i = 0; i < tensor_count(*lse); i++) R(*lse)[i] = (real)(0.3 * (double)R(*lse)[i] + log(1 + N));
+}
+static void check_columns(Rig *g, const Case1 *x, Tensor q, Tensor lse, const ColStat *c, int S) {
+    const int N = x->n[0], rows = q.n[0];
+    Tensor stat = EMPTY(g, "stat", LANES, S);
+    Ref *want = columns(g, x, q, lse, c, S, false, RIGHT);
+    OP(g, colstat, stat, q, lse, &x->t, *c);
+    CHECK_REF(g, "colstat", c->older ? "stat of older rows" : "stat", stat, want);
+    free(want);
+    for (Fault f = SEES_NEWER; N > 8 && c->n > 4 && f < FAULTS; f++) {
+        if (c->queries == COL_COUNT || (f == NO_VALUE && c->value == COL_PLAIN)) continue;
+        if (f == SEES_NEWER && c->from > N) continue; /* nothing need be newer */
+        if (c->older ? f == OTHER_HEADS : f >= ONE_HEAD) continue;
+        /* one of the queries is another then: they all see the same rows, and it need not give any the most */
+        if (c->older && f == OTHER_QUERIES && (c->n == rows || c->queries == COL_MAX)) continue;
+        if (c->older && c->from < 5 && f != SEES_NEWER) continue; /* there are hardly any */
+        Mark mark = arena_mark(&g->mem);
+        Ref *wrong = columns(g, x, q, lse, c, S, false, f);
+        CHECK_MISSED("colstat", "a planted mistake", stat, wrong);
+        free(wrong);
+        arena_release(&g->mem, mark);
+    }
 }
 void case_colstat(Rig *g, int N, int d) {
     Dice dice = {rng_mix(rng_mix(0xC015, (uint64_t)N), (uint64_t)d), 0};
@@ -141,20 +191,13 @@ void case_colstat(Rig *g, int N, int d) {
                      rows - roll(&dice, 3),
                      (ColReduce)roll(&dice, 3),
                      (ColReduce)roll(&dice, 2),
-                     (ColValue)roll(&dice, 3)};
+                     (ColValue)roll(&dice, 3),
+                     false};
         if (rng_mix((uint64_t)(N + d), (uint64_t)draw) % 3 == 0) c.n = 1 + (N + draw) % 4; /* few are read otherwise */
-        Tensor stat = EMPTY(g, "stat", LANES, S);
-        Ref *want = columns(&x, q, lse, &c, S, RIGHT);
-        OP(g, colstat, stat, q, lse, &x.t, c);
-        CHECK_REF(g, "colstat", "stat", stat, want);
-        for (Fault f = SEES_NEWER; N > 8 && c.n > 4 && f < FAULTS; f++) {
-            if (c.queries == COL_COUNT || (f == NO_VALUE && c.value == COL_PLAIN)) continue;
-            if (f == SEES_NEWER && c.from > N) continue; /* nothing need be newer */
-            Ref *wrong = columns(&x, q, lse, &c, S, f);
-            CHECK_MISSED("colstat", "a planted mistake", stat, wrong);
-            free(wrong);
-        }
-        free(want);
+        check_columns(g, &x, q, lse, &c, S);
+        c.older = true, c.queries = (ColReduce)(c.queries % 2);
+        if (draw == 2 && N % 2) c.from = 0; /* no row is older */
+        check_columns(g, &x, q, EMPTY(g, "no lse", rows, LANES * GROUP), &c, S);
         lanes_free(&x);
         arena_release(&g->mem, mark);
     }
@@ -162,26 +205,29 @@ void case_colstat(Rig *g, int N, int d) {
 OP_TEST(colstat, EXACT, 12)
 
 /* Rows in bf16 as operands of pairs: queries are rounded as attention rounds them, all else is f32. */
-static void in_bf16(Rig *g, int N, int d, int n, int draw) {
+static void in_bf16(Rig *g, int N, int d, int n, int draw, bool older) {
     Dice dice = {rng_mix(rng_mix(0xB016, (uint64_t)(N * d)), (uint64_t)draw), 0};
     Table tables[TABLES_MAX];
     Mark mark = arena_mark(&g->mem);
     Tensor q, lse;
     Case1 x = lanes_drawn(g, &dice, N, d, 16 * (1 + draw % 2), &codec_bf16, draw % 3 == 0 && d > 16, 1);
     queries_drawn(g, N, n + draw % 2, d, &q, &lse);
-    const ColStat c = {
-        1, imax(0, N - n / 2), n, (ColReduce)(draw % 3), (ColReduce)(draw % 2), (ColValue)(draw / 3 % 3)};
-    Tensor rounded = EMPTY(g, "rounded q", n + draw % 2, LANES * GROUP, d);
-    memcpy(rounded.p, q.p, tensor_bytes(q));
-    check_as_bf16(rounded);
-    Ref *want = columns(&x, rounded, lse, &c, N + 3, RIGHT), *wrong = columns(&x, q, lse, &c, N + 3, RIGHT);
+    const ColStat c = {1,
+                       imax(0, N - n / 2),
+                       n,
+                       (ColReduce)(draw % (older ? 2 : 3)),
+                       (ColReduce)(draw % 2),
+                       (ColValue)(draw / 3 % 3),
+                       older};
+    Ref *want = columns(g, &x, q, lse, &c, N + 3, true, RIGHT),
+        *wrong = columns(g, &x, q, lse, &c, N + 3, false, RIGHT);
     for (int k = 0, count = rig_pairs(tables); k < count; k++)
         for (int threads = 1; threads <= rig_threads(); threads++) {
             Tensor stat = EMPTY(g, "stat", LANES, N + 3);
             rig_use(g, tables[k], threads);
             OP(g, colstat, stat, q, lse, &x.t, c);
             CHECK_REF(g, "colstat", "stat of rows in bf16", stat, want);
-            if (N > 8 && c.queries != COL_COUNT)
+            if (N > 8 && c.queries != COL_COUNT && (!older || c.from > 4))
                 cr_assert(rig_error(stat, wrong) > 2 * rig_limit("colstat"), "queries are not rounded: %g",
                           rig_error(stat, wrong));
         }
@@ -196,7 +242,8 @@ Test(ops, colstat_in_bf16) {
         Rig g;
         rig_open(&g, rig_first(), 1, (size_t)64 << 20);
         g.dev->pairs = true;
-        in_bf16(&g, rows[draw % 4], width[draw / 4 % 4], queries[(draw / 2 + draw / 16) % 4], draw);
+        in_bf16(&g, rows[draw % 4], width[draw / 4 % 4], queries[(draw / 2 + draw / 16) % 4], draw, false);
+        in_bf16(&g, rows[draw % 4], width[draw / 4 % 4], queries[(draw / 2 + draw / 16) % 4], draw, true);
         rig_close(&g);
     }
 }

@@ -43,7 +43,10 @@ const Budget budgets_along[] = {
     {"attend_lanes<1, T>", 4.87, 0.1, 1.05, 2 * B *LANES *ROOM *D},
     {"clear<float>", 0, 4, 1, N *V / 4},
     {"collect<Y, X, W>", 7, 2, 1},
-    {"colstat_rows<T>", 7.4, 0.04, 2.96, 2 * LANES *ROOM *D},
+    {"colstat_lse", 4, 0.13, 1, R *LANES *CUDA_COL_PIECES * 2},
+    {"colstat_lse_parts<T>", 5.7, 0.04, 1.03, LANES *ROOM *D},
+    {"colstat_rows<T>", 12.3, 0.07, 3.38, 2 * LANES *ROOM *D},
+    {"colstat_sums", 8, 4, 1, R *LANES *D},
     {"colstat_seen", 8.3, 0.1, 1, R *LANES *ROOM},
     {"columns<Y, X, W>", 4, 4, 1},
     {"columns_backward<Y, X, W>", 8, 4, 1},
@@ -185,8 +188,13 @@ static void lanes() {
     l.part = numbers((size_t)l.pieces * B * H * D), l.lses = numbers((size_t)l.pieces * B * H);
     l.data = numbers((size_t)B * LANES * ROOM * 2 * D);
     cuda_attend_lanes(device, &a, &l, numbers(B * H * D), numbers(B * H), nullptr, numbers(B * H * D));
-    const CudaColStat c = {0, ROOM, R, COL_COUNT, COL_SUM, COL_L2, LANES, H / LANES, R, D, D, ROOM, counted(LANES * R)};
+    CudaColStat c = {};
+    c.from = ROOM, c.n = c.rows = R, c.queries = COL_COUNT, c.heads = COL_SUM, c.value = COL_L2;
+    c.lanes = LANES, c.group = H / LANES, c.Dk = c.Dv = D, c.columns = ROOM, c.seen = counted(LANES * R);
     cuda_colstat(device, &c, &l, numbers(LANES * ROOM), numbers(R * H * D), numbers(R * H));
+    c.older = true, c.queries = COL_SUM;
+    c.sums = numbers(R * LANES * D), c.lses = numbers(R * LANES), c.parts = numbers(2 * LANES * R * CUDA_COL_PIECES);
+    cuda_colstat(device, &c, &l, numbers(LANES * ROOM), numbers(R * H * D), nullptr);
     l.is_bf16 = l.matrix = true;
     cuda_attend_lanes(device, &a, &l, numbers(B * H * D), numbers(B * H), nullptr, numbers(B * H * D));
 }

@@ -7,7 +7,14 @@ void cuda_op_colstat(Run *r, Tensor stat, Tensor q, Tensor lse, const Lanes *t, 
     check_colstat(stat, q, lse, t, &c);
     CHECK(as != ROWS_CODED, "no kernel reads rows in %s", t->s.codec->name);
     Mark mark = arena_mark(r->scratch);
-    int *seen = arena_take(r->scratch, (size_t)t->s.lanes * (size_t)q.n[0] * sizeof *seen, "rows seen");
+    const size_t asks = (size_t)t->s.lanes * (size_t)q.n[0];
+    int *seen = arena_take(r->scratch, asks * sizeof *seen, "rows seen");
+    float *sums = NULL, *lses = NULL, *parts = NULL;
+    if (c.older) {
+        sums = R(SCRATCH(r, "sums of queries", q.n[0], t->s.lanes, t->s.kdim));
+        lses = R(SCRATCH(r, "lse of queries", q.n[0], t->s.lanes));
+        parts = arena_take(r->scratch, asks * CUDA_COL_PIECES * 2 * sizeof *parts, "parts of lse");
+    }
     if (!measuring(r)) {
         const CudaColStat columns = {.seq = c.seq,
                                      .from = c.from,
@@ -21,7 +28,11 @@ void cuda_op_colstat(Run *r, Tensor stat, Tensor q, Tensor lse, const Lanes *t, 
                                      .Dk = t->s.kdim,
                                      .Dv = t->s.vdim,
                                      .columns = stat.n[1],
-                                     .seen = seen};
+                                     .seen = seen,
+                                     .older = c.older,
+                                     .sums = sums,
+                                     .lses = lses,
+                                     .parts = parts};
         const CudaLanes lanes = {.P = t->P,
                                  .maxpages = t->maxpages,
                                  .alias = t->s.alias,
