@@ -109,21 +109,20 @@ static void lane_part_blocks(const Slot *s, int lane, int n, const Placed *order
         const int row = lo + order[i].row, own = *slot_entry(s, lane, row);
         if (known && known[i]) continue;
         if (own != page) blocks_decode(&s->t, page = own, keys, values ? vals : NULL);
-        memcpy(out + (size_t)i * w, (values ? vals : keys) + (size_t)(row % P) * w, w * sizeof *out);
+        memcpy(out, (values ? vals : keys) + (size_t)(row % P) * w, w * sizeof *out);
+        out += w;
     }
     free(keys);
 }
-/* Keys or values of a lane, decoded, in this order: (n,width), but for those of rows that are known; NULL: none is.
- * The caller frees them. */
-static real *lane_part(const Slot *s, int lane, int n, const Placed *order, const bool *known, bool values) {
+/* Keys or values of a lane, decoded, in this order, (n,width) without the rows that are known; NULL: none is. */
+static void lane_part(const Slot *s, int lane, int n, const Placed *order, const bool *known, bool values, real *out) {
     const KvShape *k = &s->t.s;
     const int lo = s->t.lo[lane], width = values ? k->vdim : k->kdim;
     const size_t bytes = values ? value_bytes(k) : key_bytes(k), w = (size_t)width;
-    real *out = xrealloc(NULL, zmax(1, (size_t)n * w), sizeof *out); /* zeroing it would cost as much as a choice */
     CHECK(bytes, "values that are part of keys");
     if (s->t.nblocks) {
         lane_part_blocks(s, lane, n, order, known, values, out);
-        return out;
+        return;
     }
     const bool here = !s->dev && !s->tier; /* the host reads the rows where they lie */
     char *raw = here ? NULL : xcalloc(zmax(1, (size_t)n * bytes), 1);
@@ -138,14 +137,27 @@ static real *lane_part(const Slot *s, int lane, int n, const Placed *order, cons
         const size_t place = here ? slot_place_of(s, lane, lo + order[i].row) : 0;
         const char *part = here ? (const char *)s->t.data.p + (values ? slot_value(s, place) : slot_key(s, place))
                                 : raw + (size_t)order[i].row * bytes;
-        part_decode(k, out + (size_t)i * w, part, values, lane % k->lanes, order[i].pos);
+        part_decode(k, out, part, values, lane % k->lanes, order[i].pos);
+        out += w;
     }
     free(raw);
-    return out;
 }
-/* The rows of a lane by position: order[i].row is that of the lane, counted from its lo. */
+/* Decoded keys and values of the lanes of a slot: the memory serves one slot after the other, since the
+ * system zeroes every page of new memory. */
+typedef struct {
+    size_t n;
+    real *p;
+} Room;
+static real *room_for(Room *x, size_t n) {
+    if (n <= x->n) return x->p;
+    free(x->p);
+    x->p = xrealloc(NULL, n, sizeof *x->p), x->n = n;
+    return x->p;
+}
+/* The rows of a lane by position: order[i].row is that of the lane, counted from its lo. key, value: room for what the
+ * policy needs of them. */
 static void lane_open(const Cache *c, const Slot *s, int lane, int budget, const real *stat, int next, PolicyLane *l,
-                      Placed *order) {
+                      Placed *order, real *key, real *value) {
     const int lo = s->t.lo[lane];
     int n = s->t.hi[lane] - lo;
     const real *scores = s->dev ? c->scores : present(s->score) ? R(s->score) : NULL;
@@ -173,13 +185,12 @@ static void lane_open(const Cache *c, const Slot *s, int lane, int budget, const
     const unsigned needs = c->policy.of->needs;
     bool *known = needs & NEED_NEW ? xcalloc(m, sizeof *known) : NULL;
     for (size_t i = 0; known && i < (size_t)n * keeps; i++) known[i / keeps] |= l->kept[i] != 0;
-    if (needs & NEED_KEYS) l->key = lane_part(s, lane, n, order, known, false);
-    if (needs & NEED_VALUES) l->value = lane_part(s, lane, n, order, known, true);
+    if (needs & NEED_KEYS) lane_part(s, lane, n, order, known, false, key), l->key = key;
+    if (needs & NEED_VALUES) lane_part(s, lane, n, order, known, true, value), l->value = value;
     free(known);
 }
 static void lane_close(PolicyLane *l) {
     free((void *)l->pos), free((void *)l->stat), free(l->kept), free(l->score), free(l->stays);
-    free((void *)l->key), free((void *)l->value);
 }
 /* Numbers that were kept go back to the rows, which are this lane's alone from now on. */
 static void lane_keep_numbers(Slot *s, int lane, const PolicyLane *l, const Placed *order) {
@@ -214,7 +225,8 @@ static Tensor choose_replayed(Run *r, const Cache *c, const Slot *s, int seq, in
 }
 /* One sequence of one slot, at a length of `next`, `slot`-th of `slots` that the policy suits, whose lanes come after
  * so many of slots before it. */
-static void choose_slot(Run *r, Cache *c, Slot *s, int slot, int slots, int lanes, int seq, int next, bool evicts) {
+static void choose_slot(Run *r, Cache *c, Slot *s, int slot, int slots, int lanes, int seq, int next, bool evicts,
+                        Room *room) {
     const Policy *of = c->policy.of;
     const int K = s->t.s.lanes, first = seq * K, rows = policy_slot_rows(&c->policy, next, slot, slots);
     const bool asks = of->ask.whom != ASK_NOBODY && !(of->needs & NEED_QUERIES),
@@ -250,7 +262,9 @@ static void choose_slot(Run *r, Cache *c, Slot *s, int slot, int slots, int lane
                 .threads = device_threads(r->dev),
                 .lane = lane,
                 .turn = s->turn};
-    real *q = NULL, *lse = NULL;
+    const size_t D = of->needs & NEED_KEYS ? (size_t)x.kdim : 0, Dv = of->needs & NEED_VALUES ? (size_t)x.vdim : 0,
+                 rows_all = (size_t)K * (size_t)most;
+    real *key = room_for(room, zmax(1, rows_all * (D + Dv))), *value = key + rows_all * D, *q = NULL, *lse = NULL;
     if (of->needs & NEED_QUERIES) {
         x.q = q = choose_queries(s, s->asked, seq, from, next - from);
         x.lse = lse = choose_queries(s, s->asked_lse, seq, from, next - from);
@@ -259,7 +273,8 @@ static void choose_slot(Run *r, Cache *c, Slot *s, int slot, int slots, int lane
     for (int h = 0; h < K; h++)
         lane_open(c, s, first + h, divides ? replay_rows(c, lanes + h) : rows,
                   asks ? R(stat) + (size_t)h * (size_t)stat.n[1] : NULL, next, &lane[h],
-                  order + (size_t)h * (size_t)(most + 1));
+                  order + (size_t)h * (size_t)(most + 1), key + (size_t)h * (size_t)most * D,
+                  value + (size_t)h * (size_t)most * Dv);
     run_release(r, mark);
     if (of->select) of->select(&x);
     if (c->policy.lanes) c->policy.lanes->divide(&x);
@@ -304,6 +319,7 @@ typedef struct {
 } Due;
 static void choose(Run *r, Cache *c, const Due *due, int n) {
     int slots = 0, slot = 0, lanes = 0;
+    Room room = {0};
     for (int i = 0; i < c->nslots; i++) slots += c->slot[i].chosen;
     if (c->replay && n && policy_whom(&c->policy) == ASK_REPLAY) replay_divide(c, due->seq, slots);
     if (c->mirror) dirty_copy_flush(c->mirror); /* the device counts in the tables as they are now */
@@ -312,9 +328,11 @@ static void choose(Run *r, Cache *c, const Due *due, int n) {
         if (!s->chosen) continue;
         /* no sequence's choice changes what is read of another's rows */
         if (s->dev && present(s->score)) device_read(s->dev, c->scores, s->score.p, tensor_bytes(s->score));
-        for (int q = 0; q < n; q++) choose_slot(r, c, s, slot, slots, lanes, due[q].seq, due[q].next, due[q].evicts);
+        for (int q = 0; q < n; q++)
+            choose_slot(r, c, s, slot, slots, lanes, due[q].seq, due[q].next, due[q].evicts, &room);
         slot++, lanes += s->t.s.lanes;
     }
+    free(room.p);
     for (int q = 0; q < n; q++) c->observed[due[q].seq] = due[q].next;
 }
 static void choose_measure(Run *r, const Cache *c) {

@@ -58,6 +58,7 @@ static void expected_queries(const Choice *c, int head, int n, const double *bac
         for (int a = 0; a < D; a++) {
             const double xa = x[i * D + a] / n;
             upper[a * D + a] += xa * x[i * D + a] / 2;
+#pragma omp simd
             for (int b = a + 1; b < D; b++) upper[a * D + b] += xa * x[i * D + b];
         }
     }
@@ -75,17 +76,24 @@ static void expected_scores(const real *mean, const real *upper, const real *key
         int a = 0;
         for (int r = 0; r < ROWS; r++) k[r] = keys + (size_t)imin(j + r, n - 1) * (size_t)D; /* the last again */
         double sum[ROWS] = {0};
+        Part all[ROWS] = {{0}};
         for (; a + STEP <= D; a += STEP) {
             Part t[ROWS][VECS];
+#pragma GCC unroll 4
             for (int r = 0; r < ROWS; r++)
+#pragma GCC unroll 2
                 for (int v = 0; v < VECS; v++) t[r][v] = *(const Part *)(mean + a + v * EACH);
             for (int b = 0; b < a + STEP; b++)
+#pragma GCC unroll 2
                 for (int v = 0; v < VECS; v++) {
                     const Part of = *(const Part *)(upper + b * D + a + v * EACH);
+#pragma GCC unroll 4
                     for (int r = 0; r < ROWS; r++) t[r][v] += k[r][b] * of;
                 }
+#pragma GCC unroll 4
             for (int r = 0; r < ROWS; r++)
-                for (int i = 0; i < STEP; i++) sum[r] += (double)t[r][i / EACH][i % EACH] * (double)k[r][a + i];
+#pragma GCC unroll 2
+                for (int v = 0; v < VECS; v++) all[r] += t[r][v] * *(const Part *)(k[r] + a + v * EACH);
         }
         for (; a < D; a++)
             for (int r = 0; r < ROWS; r++) {
@@ -93,7 +101,10 @@ static void expected_scores(const real *mean, const real *upper, const real *key
                 for (int b = 0; b <= a; b++) t += k[r][b] * upper[b * D + a];
                 sum[r] += (double)t * (double)k[r][a];
             }
-        for (int r = 0; r < ROWS && j + r < n; r++) e[j + r] = sum[r];
+        for (int r = 0; r < ROWS && j + r < n; r++) {
+            for (int i = 0; i < EACH; i++) sum[r] += (double)all[r][i];
+            e[j + r] = sum[r];
+        }
     }
 }
 /* The norms of a lane's values, for all of its heads. */
@@ -101,6 +112,7 @@ static void expected_norms(const Choice *c, const PolicyLane *l, double *norm) {
     for (int j = 0; j < l->n; j++) {
         const real *v = l->value + (size_t)j * (size_t)c->vdim;
         double sum = 0;
+#pragma omp simd reduction(+ : sum)
         for (int d = 0; d < c->vdim; d++) sum += (double)v[d] * (double)v[d];
         norm[j] = sqrt(sum);
     }

@@ -9,7 +9,7 @@ enum { SIDE = POLICY_SIDE }; /* queries that are taken at a time */
 static void fastgen_sums(const Choice *c, int h, int near, double *all, double *local) {
     const PolicyLane *l = &c->lane[h];
     const int group = c->heads / c->lanes, D = c->kdim, asks = c->queries * group;
-    double *q = xcalloc((size_t)D * SIDE, sizeof *q);
+    real *q = xcalloc((size_t)D * SIDE, sizeof *q);
     for (int a0 = 0; a0 < asks; a0 += SIDE) {
         const int n = imin(SIDE, asks - a0);
         int own[SIDE];
@@ -17,13 +17,13 @@ static void fastgen_sums(const Choice *c, int h, int near, double *all, double *
         for (int a = 0; a < n; a++) {
             const int i = (a0 + a) / group, g = h * group + (a0 + a) % group;
             own[a] = c->next - c->queries + i, lse[a] = (double)c->lse[(size_t)i * (size_t)c->heads + (size_t)g];
-            for (int d = 0; d < D; d++) q[d * SIDE + a] = (double)policy_query(c, i, g)[d];
+            for (int d = 0; d < D; d++) q[d * SIDE + a] = policy_query(c, i, g)[d];
         }
         for (int j = 0; j < l->n && l->pos[j] <= own[n - 1]; j++) {
-            double s[SIDE];
+            real s[SIDE];
             policy_side(s, q, l->key + j * D, D);
             for (int a = 0; a < n; a++) {
-                const double p = l->pos[j] <= own[a] ? exp(s[a] - lse[a]) : 0;
+                const double p = l->pos[j] <= own[a] ? exp((double)s[a] - lse[a]) : 0;
                 all[j] += p, local[j] += own[a] - l->pos[j] < near ? p : 0;
             }
         }

@@ -6,21 +6,21 @@
 
 enum { WAYS = POLICY_SIDE }; /* directions that are taken at a time */
 /* Direction r has normal components, by Box and Muller. Past the last one: zeros. */
-static double *directions(const Choice *c) {
+static real *directions(const Choice *c) {
     const int D = c->kdim;
-    double *x = xcalloc((size_t)(c->p->bits + WAYS - 1) * (size_t)D, sizeof *x);
+    real *x = xcalloc((size_t)(c->p->bits + WAYS - 1) * (size_t)D, sizeof *x);
     for (int r = 0; r < c->p->bits; r++)
         for (int d = 0; d < D; d++) {
             const uint64_t key = rng_mix((uint64_t)c->p->seed, (uint64_t)r);
-            x[(r / WAYS * D + d) * WAYS + r % WAYS] = sqrt(-2 * log(rng_uniform(key, 2 * (uint64_t)d))) *
-                                                      cos(2 * M_PI * rng_uniform(key, 2 * (uint64_t)d + 1));
+            x[(r / WAYS * D + d) * WAYS + r % WAYS] = (real)(sqrt(-2 * log(rng_uniform(key, 2 * (uint64_t)d))) *
+                                                             cos(2 * M_PI * rng_uniform(key, 2 * (uint64_t)d + 1)));
         }
     return x;
 }
-static uint32_t hash_of(const double *way, int bits, const real *x, int D) {
+static uint32_t hash_of(const real *way, int bits, const real *x, int D) {
     uint32_t hash = 0;
     for (int r0 = 0; r0 < bits; r0 += WAYS, way += WAYS * D) {
-        double s[WAYS];
+        real s[WAYS];
         policy_side(s, way, x, D);
         for (int r = 0; r < imin(WAYS, bits - r0); r++) hash |= (uint32_t)(s[r] >= 0) << (r0 + r);
     }
@@ -29,19 +29,20 @@ static uint32_t hash_of(const double *way, int bits, const real *x, int D) {
 static void hashevict_lane(Choice *c, int h, const void *with) {
     const int group = c->heads / c->lanes, bits = c->p->bits, D = c->kdim;
     PolicyLane *l = &c->lane[h];
-    const double *way = with;
+    const real *way = with;
     uint32_t *asks = xcalloc((size_t)(c->queries * group), sizeof *asks);
     for (int q = 0; q < c->queries * group; q++)
         asks[q] = hash_of(way, bits, policy_query(c, q / group, h * group + q % group), D);
+    const real *fresh = l->key;
     for (int i = 0; i < l->n; i++) {
-        if (l->kept[i] == 0) l->kept[i] = (real)(hash_of(way, bits, l->key + i * D, D) + 1);
+        if (l->kept[i] == 0) l->kept[i] = (real)(hash_of(way, bits, fresh, D) + 1), fresh += D;
         const uint32_t key = (uint32_t)l->kept[i] - 1;
         for (int q = 0; q < c->queries * group; q++) l->score[i] -= (real)__builtin_popcount(key ^ asks[q]);
     }
     free(asks);
 }
 static void hashevict_select(Choice *c) {
-    double *way = directions(c);
+    real *way = directions(c);
     policy_each_lane(c, hashevict_lane, way);
     free(way);
 }

@@ -85,7 +85,7 @@ enum {
     NEED_VALUES = 2,
     NEED_QUERIES = 4 /* those of `ask`, instead of their statistics */,
     NEED_TURNS = 8, /* keys and queries as their positions turned them: not mixed by a codec that rotates */
-    NEED_NEW = 16   /* keys and values of those rows alone whose numbers are all 0; others' are not to be read */
+    NEED_NEW = 16   /* keys and values of those rows alone whose numbers are all 0, without gaps for others */
 };
 
 /* The rows of a lane, by their positions. */
@@ -275,12 +275,12 @@ void policy_softmax(real *x, int n);
 void policy_stay(PolicyLane *, double share);
 /* For `select`. out[i]: the product of x (D) with vector i of POLICY_SIDE, component d of which is side[d][i], so that
  * the sums advance side by side and x is read once. */
-enum { POLICY_SIDE = 8 };
-static inline void policy_side(double out[POLICY_SIDE], const double *side, const real *x, int D) {
-    double s[POLICY_SIDE] = {0};
+enum { POLICY_SIDE = 16 };
+static inline void policy_side(real out[POLICY_SIDE], const real *side, const real *x, int D) {
+    real s[POLICY_SIDE] = {0};
     for (int d = 0; d < D; d++)
-#pragma GCC unroll 8
-        for (int i = 0; i < POLICY_SIDE; i++) s[i] += side[d * POLICY_SIDE + i] * (double)x[d];
+#pragma GCC unroll 16
+        for (int i = 0; i < POLICY_SIDE; i++) s[i] += side[d * POLICY_SIDE + i] * x[d];
     for (int i = 0; i < POLICY_SIDE; i++) out[i] = s[i];
 }
 /* For `select`. score = the first of kept += stat: what all queries so far gave each row. */

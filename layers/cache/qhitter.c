@@ -45,11 +45,12 @@ static void qhitter_scale(double *x, int n) {
 static void qhitter_errors(Choice *c, int h, const void *with) {
     (void)with;
     const PolicyLane *l = &c->lane[h];
+    const real *key = l->key, *value = l->value;
     for (int i = 0; i < l->n; i++) {
         real *kept = l->kept + i * KEPT;
         if (kept[KEY] != 0) continue;
-        kept[KEY] = qhitter_error(l->key + (size_t)i * (size_t)c->kdim, c->kdim);
-        kept[VALUE] = qhitter_error(l->value + (size_t)i * (size_t)c->vdim, c->vdim);
+        kept[KEY] = qhitter_error(key, c->kdim), key += c->kdim;
+        kept[VALUE] = qhitter_error(value, c->vdim), value += c->vdim;
     }
 }
 static void qhitter_select(Choice *c) {
