@@ -2,8 +2,9 @@
  * goes to those with the most attention from all queries so far, as in h2o; the others have the highest
  *   share a + (1 - share) (2 - e_k - e_v) / 2,
  * a being that attention and e_k, e_v how far the row's key and value are from themselves in 4 bits (an L2 norm), each
- * scaled to 0..1 over the rows of all lanes of the slot. A row keeps a, e_k and e_v. Source: Zhang et al., "Q-Hitter: A Better Token Oracle for
- * Efficient LLM Inference via Sparse-Quantized KV Cache" (MLSys 2024); VITA-Group/Q-Hitter, utils/modify_llama.py. */
+ * scaled to 0..1 over the rows of all lanes of the slot. A row keeps a, e_k and e_v. Source: Zhang et al., "Q-Hitter: A
+ * Better Token Oracle for Efficient LLM Inference via Sparse-Quantized KV Cache" (MLSys 2024); VITA-Group/Q-Hitter,
+ * utils/modify_llama.py. */
 #include "policy.h"
 #include <math.h>
 
