@@ -63,7 +63,7 @@ static void blocks_encode(const Lanes *t, char *to, const real *keys, const real
 /* The numbers that are kept of n rows go from one place to another. */
 static void blocks_numbers(const Slot *s, size_t to, size_t from, size_t n) {
     memcpy(s->t.pos + to, s->t.pos + from, n * sizeof *s->t.pos);
-    slot_copy_kept(s, to, from, n);
+    if (s->kept) memcpy(s->kept + to, s->kept + from, n * sizeof *s->kept);
     if (present(s->score)) memcpy(R(s->score) + to, R(s->score) + from, n * sizeof(real));
 }
 int blocks_waiting(const Slot *s, int lane) {
@@ -214,14 +214,14 @@ void blocks_forget(Slot *s, int lane) {
 /* Rows out of their pages. */
 typedef struct {
     int n, *pos;
-    real *key, *value, *kept, *score; /* kept (n,keeps) */
+    real *key, *value, *kept, *score;
 } Loose;
 /* Rows from..hi-1 that stay, as they were computed; their pages and blocks are given back. */
 static Loose blocks_take(Slot *s, int lane, int from, int hi, const bool *keep) {
     const size_t D = (size_t)s->t.s.kdim, Dv = s->t.s.alias ? 0 : (size_t)s->t.s.vdim, P = (size_t)s->t.P,
-                 rows = (size_t)(hi - from) + 1, keeps = (size_t)s->keeps;
-    Loose x = {.pos = xcalloc(rows, sizeof *x.pos), .key = xcalloc(rows * (D + Dv + keeps + 1), sizeof *x.key)};
-    x.value = x.key + rows * D, x.kept = x.value + rows * Dv, x.score = x.kept + rows * keeps;
+                 rows = (size_t)(hi - from) + 1;
+    Loose x = {.pos = xcalloc(rows, sizeof *x.pos), .key = xcalloc(rows * (D + Dv + 2), sizeof *x.key)};
+    x.value = x.key + rows * D, x.kept = x.value + rows * Dv, x.score = x.kept + rows;
     for (int row = from; row < hi; row++) {
         const int page = *slot_entry(s, lane, row);
         const size_t own = (size_t)(page < s->t.npages ? page : *slot_computed(s, lane, row)) * P + (size_t)row % P,
@@ -231,7 +231,7 @@ static Loose blocks_take(Slot *s, int lane, int from, int hi, const bool *keep) 
         memcpy(x.key + n * D, data + slot_key(s, own), D * sizeof(real));
         if (Dv) memcpy(x.value + n * Dv, data + slot_value(s, own), Dv * sizeof(real));
         x.pos[n] = s->t.pos[at];
-        if (s->kept) memcpy(x.kept + n * keeps, slot_kept(s, at), keeps * sizeof(real));
+        if (s->kept) x.kept[n] = s->kept[at];
         if (present(s->score)) x.score[n] = R(s->score)[at];
         x.n++;
     }
@@ -245,8 +245,7 @@ static Loose blocks_take(Slot *s, int lane, int from, int hi, const bool *keep) 
 /* Rows that were taken become those from `at` on: whole blocks, and a page of what is left. Returns the new hi. */
 static int blocks_put(Slot *s, int lane, int at, Loose *x) {
     Lanes *t = &s->t;
-    const size_t D = (size_t)t->s.kdim, Dv = t->s.alias ? 0 : (size_t)t->s.vdim, P = (size_t)t->P,
-                 keeps = (size_t)s->keeps;
+    const size_t D = (size_t)t->s.kdim, Dv = t->s.alias ? 0 : (size_t)t->s.vdim, P = (size_t)t->P;
     for (int from = 0; from < x->n; from += t->P) {
         const size_t n = (size_t)imin(x->n - from, t->P), f = (size_t)from;
         const bool block = n == P;
@@ -260,7 +259,7 @@ static int blocks_put(Slot *s, int lane, int at, Loose *x) {
             if (Dv) memcpy((char *)t->data.p + slot_value(s, place), x->value + f * Dv, n * Dv * sizeof(real));
         }
         memcpy(t->pos + place, x->pos + from, n * sizeof *t->pos);
-        if (s->kept) memcpy(slot_kept(s, place), x->kept + f * keeps, n * keeps * sizeof(real));
+        if (s->kept) memcpy(s->kept + place, x->kept + f, n * sizeof(real));
         if (present(s->score)) memcpy(R(s->score) + place, x->score + f, n * sizeof(real));
         slot_set(s, slot_entry(s, lane, at + from), page);
     }

@@ -124,7 +124,7 @@ static size_t stored_put(Stored *d, Slot *s, int lane, int row, size_t from, int
     cache_piece(&d->key, slot_key(s, at) / unit, from * (size_t)key_stored(&s->t.s));
     cache_piece(&d->value, slot_value(s, at) / unit, from * (size_t)value_stored(&s->t.s));
     if (s->score_of) cache_piece(&d->score, at, from);
-    if (s->kept) memset(slot_kept(s, at), 0, (size_t)s->keeps * sizeof(real));
+    if (s->kept) s->kept[at] = 0;
     if (s->summed) s->summed[at / (size_t)s->t.P] = false;
     slot_set_pos(s, at, pos);
     return at;

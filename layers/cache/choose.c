@@ -99,7 +99,7 @@ static void oldest_first(Placed *row, int n) {
 }
 
 /* The same of a codec that stores rows together, to `out`. */
-static void lane_part_blocks(const Slot *s, int lane, int n, const Placed *order, const bool *known, bool values,
+static void lane_part_blocks(const Slot *s, int lane, int n, const Placed *order, const real *kept, bool values,
                              real *out) {
     const KvShape *k = &s->t.s;
     const int lo = s->t.lo[lane], P = s->t.P;
@@ -107,21 +107,22 @@ static void lane_part_blocks(const Slot *s, int lane, int n, const Placed *order
     real *keys = xcalloc(rows * (size_t)(k->kdim + k->vdim), sizeof *keys), *vals = keys + rows * (size_t)k->kdim;
     for (int i = 0, page = -1; i < n; i++) {
         const int row = lo + order[i].row, own = *slot_entry(s, lane, row);
-        if (known && known[i]) continue;
+        if (kept && kept[i] != 0) continue;
         if (own != page) blocks_decode(&s->t, page = own, keys, values ? vals : NULL);
         memcpy(out, (values ? vals : keys) + (size_t)(row % P) * w, w * sizeof *out);
         out += w;
     }
     free(keys);
 }
-/* Keys or values of a lane, decoded, in this order, (n,width) without the rows that are known; NULL: none is. */
-static void lane_part(const Slot *s, int lane, int n, const Placed *order, const bool *known, bool values, real *out) {
+/* Keys or values of a lane, decoded, in this order, (n,width); unless `kept` is NULL, of rows whose number there is 0
+ * alone. */
+static void lane_part(const Slot *s, int lane, int n, const Placed *order, const real *kept, bool values, real *out) {
     const KvShape *k = &s->t.s;
     const int lo = s->t.lo[lane], width = values ? k->vdim : k->kdim;
     const size_t bytes = values ? value_bytes(k) : key_bytes(k), w = (size_t)width;
     CHECK(bytes, "values that are part of keys");
     if (s->t.nblocks) {
-        lane_part_blocks(s, lane, n, order, known, values, out);
+        lane_part_blocks(s, lane, n, order, kept, values, out);
         return;
     }
     const bool here = !s->dev && !s->tier; /* the host reads the rows where they lie */
@@ -133,7 +134,7 @@ static void lane_part(const Slot *s, int lane, int n, const Placed *order, const
         r += run;
     }
     for (int i = 0; i < n; i++) {
-        if (known && known[i]) continue;
+        if (kept && kept[i] != 0) continue;
         const size_t place = here ? slot_place_of(s, lane, lo + order[i].row) : 0;
         const char *part = here ? (const char *)s->t.data.p + (values ? slot_value(s, place) : slot_key(s, place))
                                 : raw + (size_t)order[i].row * bytes;
@@ -161,12 +162,12 @@ static void lane_open(const Cache *c, const Slot *s, int lane, int budget, const
     const int lo = s->t.lo[lane];
     int n = s->t.hi[lane] - lo;
     const real *scores = s->dev ? c->scores : present(s->score) ? R(s->score) : NULL;
-    const size_t m = (size_t)n + 1, keeps = (size_t)s->keeps;
+    const size_t m = (size_t)n + 1;
     int *pos = xcalloc(m, sizeof *pos);
     real *mine = stat ? xcalloc(m, sizeof *mine) : NULL;
     *l = (PolicyLane){.pos = pos, .stat = mine, .budget = budget};
     l->score = xcalloc(m, sizeof(real)), l->stays = xcalloc(m, sizeof(bool));
-    if (s->kept) l->kept = xcalloc(m * keeps, sizeof(real));
+    if (s->kept) l->kept = xcalloc(m, sizeof(real));
     for (int row = 0, all = n; row < all; row++) {
         const int at = s->t.pos[slot_place_of(s, lane, lo + row)];
         if (row == 0) n = 0;
@@ -179,28 +180,24 @@ static void lane_open(const Cache *c, const Slot *s, int lane, int budget, const
         pos[i] = order[i].pos;
         if (mine) mine[i] = stat[order[i].row];
         if (present(s->score)) l->score[i] = scores[at];
-        if (s->kept) memcpy(l->kept + (size_t)i * keeps, slot_kept(s, at), keeps * sizeof(real));
+        if (s->kept) l->kept[i] = s->kept[at];
         l->stays[i] = pos[i] < c->policy.sinks || pos[i] >= next - c->policy.window;
     }
     const unsigned needs = c->policy.of->needs;
-    bool *known = needs & NEED_NEW ? xcalloc(m, sizeof *known) : NULL;
-    for (size_t i = 0; known && i < (size_t)n * keeps; i++) known[i / keeps] |= l->kept[i] != 0;
-    if (needs & NEED_KEYS) lane_part(s, lane, n, order, known, false, key), l->key = key;
-    if (needs & NEED_VALUES) lane_part(s, lane, n, order, known, true, value), l->value = value;
-    free(known);
+    const real *kept = needs & NEED_NEW ? l->kept : NULL;
+    if (needs & NEED_KEYS) lane_part(s, lane, n, order, kept, false, key), l->key = key;
+    if (needs & NEED_VALUES) lane_part(s, lane, n, order, kept, true, value), l->value = value;
 }
 static void lane_close(PolicyLane *l) {
     free((void *)l->pos), free((void *)l->stat), free(l->kept), free(l->score), free(l->stays);
 }
 /* Numbers that were kept go back to the rows, which are this lane's alone from now on. */
 static void lane_keep_numbers(Slot *s, int lane, const PolicyLane *l, const Placed *order) {
-    const size_t keeps = (size_t)s->keeps, bytes = keeps * sizeof(real);
     for (int i = 0; i < l->n && s->kept; i++) {
         const int row = s->t.lo[lane] + order[i].row;
-        const real *now = l->kept + (size_t)i * keeps;
-        if (!memcmp(slot_kept(s, slot_place_of(s, lane, row)), now, bytes)) continue;
+        if (s->kept[slot_place_of(s, lane, row)] == l->kept[i]) continue;
         slot_own_page(s, lane, row);
-        memcpy(slot_kept(s, slot_place_of(s, lane, row)), now, bytes);
+        s->kept[slot_place_of(s, lane, row)] = l->kept[i];
     }
 }
 static void lane_keep(Choice *c, int h, const void *with) { (void)with, policy_keep(&c->lane[h]); }

@@ -15,5 +15,5 @@ const Policy policy_h2o = {.name = "h2o",
                            .lacks = "evicts every 64 tokens instead of every token, in the prompt too (`every`)",
                            .keys = keys,
                            .ask = {ASK_ALL, COL_SUM, COL_SUM, COL_PLAIN},
-                           .keeps = 1,
+                           .keeps = true,
                            .select = policy_sums};

@@ -61,5 +61,5 @@ const Policy policy_hashevict = {.name = "hashevict",
                                  .keys = keys,
                                  .ask = {.whom = ASK_QUERIES},
                                  .needs = NEED_KEYS | NEED_QUERIES | NEED_NEW,
-                                 .keeps = 1,
+                                 .keeps = true,
                                  .select = hashevict_select};

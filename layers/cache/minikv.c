@@ -24,5 +24,5 @@ const Policy policy_minikv = {.name = "minikv",
                               .keys = keys,
                               .not_lanes = "a share of each lane's rows is its newest",
                               .ask = {ASK_ALL, COL_SUM, COL_SUM, COL_PLAIN},
-                              .keeps = 1,
+                              .keeps = true,
                               .select = minikv_select};

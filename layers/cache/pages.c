@@ -91,7 +91,7 @@ void slot_place(Slot *s, Arena *rows, Arena *a) {
         s->oldest = arena_take(a, pages * sizeof *s->oldest, "oldest rows of pages");
         s->summed = arena_take(a, pages * sizeof *s->summed, "pages with summaries");
     }
-    if (n && s->chosen && s->keeps) s->kept = arena_take(a, pages * (size_t)(t->P * s->keeps) * sizeof(real), "kept");
+    if (n && s->chosen && s->keeps) s->kept = arena_take(a, pages * (size_t)t->P * sizeof(real), "kept");
     if (n && s->score_of) s->score = arena_tensor(rows, "cache scores", REAL, 2, (int[]){(int)pages, t->P});
     if (t->s.state) s->state = arena_tensor(rows, "cache state", REAL, 2, (int[]){t->nseq, t->s.state});
     if (n && t->s.last)
@@ -186,7 +186,7 @@ void slot_own_page(Slot *s, int lane, int row) {
         copy_rows(s, (size_t)*e * page_bytes(s), (size_t)old * page_bytes(s), page_bytes(s));
     size_t to = (size_t)*e * (size_t)P, from = (size_t)old * (size_t)P, n = (size_t)P;
     if (present(s->score)) copy_bytes(s, R(s->score) + to, R(s->score) + from, n * sizeof(real));
-    slot_copy_kept(s, to, from, n);
+    if (s->kept) memcpy(s->kept + to, s->kept + from, n * sizeof(real));
     slot_changed(s, memcpy(s->t.pos + to, s->t.pos + from, n * sizeof(int)), n * sizeof(int));
     if (s->t.evicted) slot_changed(s, memcpy(s->t.evicted + to, s->t.evicted + from, n), n);
     s->ref[old]--;
@@ -328,7 +328,7 @@ void slot_move(Cache *c, Slot *s, size_t to, size_t from) {
     struct Moves *m = c->moves;
     slot_set_pos(s, to, s->t.pos[from]);
     if (s->summed) s->summed[to / (size_t)s->t.P] = false;
-    slot_copy_kept(s, to, from, 1);
+    if (s->kept) s->kept[to] = s->kept[from];
     if (!s->dev) {
         copy_rows(s, slot_key(s, to), slot_key(s, from), key_bytes(&s->t.s));
         if (!s->t.s.alias) copy_rows(s, slot_value(s, to), slot_value(s, from), value_bytes(&s->t.s));

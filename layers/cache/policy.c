@@ -69,7 +69,7 @@ size_t policy_summary(const PolicyCfg *p, int kdim) {
 }
 size_t policy_row_bytes(const PolicyCfg *p, const KvShape *s) {
     if (!policy_any(p) || !policy_suits(p, s)) return 0;
-    const size_t own = policy_acts(p) ? ((size_t)((p->of->score != NULL) + p->of->keeps)) * sizeof(real) : 0,
+    const size_t own = policy_acts(p) ? ((p->of->score != NULL) + (size_t)p->of->keeps) * sizeof(real) : 0,
                  page = s->coded ? 0 : policy_summary(p, s->kdim) * sizeof(real);
     return (size_t)s->lanes * (own + (page ? (page + (size_t)p->page - 1) / (size_t)p->page : 0));
 }
@@ -194,6 +194,6 @@ void policy_keep(PolicyLane *l) { policy_stay(l, 1); }
 static void lane_sums(Choice *c, int h, const void *with) {
     (void)with;
     const PolicyLane *l = &c->lane[h];
-    for (int i = 0; i < l->n; i++) l->score[i] = l->kept[i * c->p->of->keeps] += l->stat[i];
+    for (int i = 0; i < l->n; i++) l->score[i] = l->kept[i] += l->stat[i];
 }
 void policy_sums(Choice *c) { policy_each_lane(c, lane_sums, NULL); }

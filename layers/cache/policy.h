@@ -85,7 +85,7 @@ enum {
     NEED_VALUES = 2,
     NEED_QUERIES = 4 /* those of `ask`, instead of their statistics */,
     NEED_TURNS = 8, /* keys and queries as their positions turned them: not mixed by a codec that rotates */
-    NEED_NEW = 16   /* keys and values of those rows alone whose numbers are all 0, without gaps for others */
+    NEED_NEW = 16   /* keys and values of those rows alone whose kept number is 0, without gaps for others */
 };
 
 /* The rows of a lane, by their positions. */
@@ -94,7 +94,7 @@ typedef struct {
     const int *pos;
     const real *key, *value; /* (n,kdim) (n,vdim) as a pass reads them, if they are needed */
     const real *stat;        /* (n) what was asked for; NULL: nothing */
-    real *kept;  /* (n,keeps) of a policy that keeps numbers with each row: it reads and writes them; 0 of a new row */
+    real *kept;  /* (n) of a policy that keeps a number with each row: it reads and writes it; 0 of a new row */
     real *score; /* (n) to be written: rows with the highest stay. It holds what Policy.score said, or 0 */
     bool *stays; /* (n) sinks and window; `select` may add rows */
     int budget;  /* rows that stay, those that `stays` names included; it holds what Policy.rows said */
@@ -154,7 +154,7 @@ struct Policy {
     void (*score)(Run *, const Kv *pass, Tensor score);
     PolicyAsk ask;
     unsigned needs;           /* NEED_ bits */
-    int keeps;                /* so many numbers with each row */
+    bool keeps;               /* a number with each row */
     bool novelty;             /* Run.novelty is there when `score` is called: the model computes logits of every row */
     void (*select)(Choice *); /* NULL: the scores are there, or nothing but sinks and window stays */
     /* Rows of a lane after an eviction at length n; NULL: policy_rows. `varies`: `select` may choose fewer. */
@@ -283,5 +283,5 @@ static inline void policy_side(real out[POLICY_SIDE], const real *side, const re
         for (int i = 0; i < POLICY_SIDE; i++) s[i] += side[d * POLICY_SIDE + i] * x[d];
     for (int i = 0; i < POLICY_SIDE; i++) out[i] = s[i];
 }
-/* For `select`. score = the first of kept += stat: what all queries so far gave each row. */
+/* For `select`. score = kept += stat: what all queries so far gave each row. */
 void policy_sums(Choice *);

@@ -41,7 +41,7 @@ static size_t part_size(const Slot *s, PartKind k, Count has, const char **dtype
     case PART_BLOCKS: *dtype = "U8", *n = rows_together(x) ? has.blocks * block_bytes(x) : 0; return 1;
     case PART_EVICTED: *dtype = "U8", *n = x->evicts ? rows : 0; return 1;
     case PART_SCORE: *n = present(s->score) ? rows : 0; break;
-    case PART_KEPT: *n = s->kept ? rows * (size_t)s->keeps : 0; break;
+    case PART_KEPT: *n = s->kept ? rows : 0; break;
     case PART_ASKED: *n = x->lanes ? heads * (size_t)x->kdim : 0; break;
     case PART_ASKED_LSE: *n = x->lanes ? heads : 0; break;
     case PART_STATE: *n = (size_t)x->state; break;
@@ -122,8 +122,7 @@ static void rows_move(Slot *s, int lane, Shown x, int i, size_t rows, SlotParts 
 static void lane_move(Slot *s, int lane, Shown x, SlotParts *m, bool save) {
     for (int i = 0, n; i < shown_rows(x); i += n, m->done.rows += (size_t)n) {
         n = shown_run(s, x, i);
-        const size_t place = slot_place_of(s, lane, shown_row(x, i)), rows = (size_t)n, from = m->done.rows,
-                     own = (size_t)s->keeps * sizeof(real);
+        const size_t place = slot_place_of(s, lane, shown_row(x, i)), rows = (size_t)n, from = m->done.rows;
         rows_move(s, lane, x, i, rows, m, save);
         if (m->p[PART_SCORE])
             slot_bytes(s, R(s->score) + place, m->p[PART_SCORE] + from * sizeof(real), rows * sizeof(real), save);
@@ -132,13 +131,13 @@ static void lane_move(Slot *s, int lane, Shown x, SlotParts *m, bool save) {
             int at = s->t.pos[place + r];
             if (save) {
                 memcpy(pos, &at, sizeof at);
-                if (kept) memcpy(kept + (from + r) * own, slot_kept(s, place + r), own);
+                if (kept) memcpy(kept + (from + r) * sizeof(real), s->kept + place + r, sizeof(real));
                 if (m->p[PART_EVICTED]) m->p[PART_EVICTED][from + r] = s->t.evicted[place + r];
                 continue;
             }
             memcpy(&at, pos, sizeof at);
             slot_set_pos(s, place + r, at);
-            if (kept) memcpy(slot_kept(s, place + r), kept + (from + r) * own, own);
+            if (kept) memcpy(s->kept + place + r, kept + (from + r) * sizeof(real), sizeof(real));
             if (m->p[PART_EVICTED]) slot_set_evicted(s, place + r, m->p[PART_EVICTED][from + r] != 0);
         }
     }

@@ -29,11 +29,10 @@ struct Slot {
     Tensor state;       /* (nseq,state) */
     Tensor carry;       /* (nseq,lanes,carry_rows,carry) */
     Tensor last;        /* (nseq,last) of KvShape.last: the newest token's row before the head */
-    bool chosen;        /* rows stay or leave by the cache's policy, */
-    int keeps;          /* which keeps so many numbers with each, */
+    bool chosen, keeps; /* rows stay or leave by the cache's policy, */
     void (*score_of)(Run *, const Kv *pass, Tensor score); /* which asks this of new rows; NULL: nothing */
     Tensor score;                                          /* (npages,P) of each stored row, where score_of is there */
-    real *kept;                                            /* (npages,P,keeps) these; NULL: none */
+    real *kept;              /* (npages,P) of a policy that keeps a number with each row */
     int queries;             /* newest queries of a sequence that are kept; of position p */
     Tensor asked, asked_lse; /* in row seq * queries + p % queries: (.,heads,kdim) (.,heads); heads by lanes */
     bool replays;            /* they are of the cache's spare sequence alone, in row p % queries */
@@ -54,11 +53,6 @@ static inline bool slot_on_disk(const Slot *s) { return s->tier && !s->dev; }
 static inline int slot_lanes(const Slot *s) { return s->t.nseq * s->t.s.lanes; }
 /* Bytes of the resident rows of a lane, without what a policy keeps. */
 size_t slot_lane_bytes(const Slot *, int lane);
-/* The numbers that a policy keeps with the row in a place; of n rows they go to another place, if there are any. */
-static inline real *slot_kept(const Slot *s, size_t place) { return s->kept + place * (size_t)s->keeps; }
-static inline void slot_copy_kept(const Slot *s, size_t to, size_t from, size_t n) {
-    if (s->kept) memcpy(slot_kept(s, to), slot_kept(s, from), n * (size_t)s->keeps * sizeof(real));
-}
 static inline size_t page_bytes(const Slot *s) { return (size_t)s->t.P * row_bytes(&s->t.s); }
 
 /* The entry of a row in Slot.computed; NULL: the slot has none. */

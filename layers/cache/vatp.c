@@ -14,5 +14,5 @@ const Policy policy_vatp = {.name = "vatp",
                             .lacks = "as h2o; not the variant on Scissorhands, nor latents (mla)",
                             .keys = keys,
                             .ask = {ASK_ALL, COL_SUM, COL_SUM, COL_L1},
-                            .keeps = 1,
+                            .keeps = true,
                             .select = policy_sums};

@@ -414,7 +414,7 @@ Test(policy_model, rows_that_left_stay_away, .timeout = 200) {
 /* What is resident after a long prompt at a budget of a quarter, the slack of pages and what a policy keeps for itself
  * included: at most 0.27 of the dense cache. Not those that keep more by their own rule. */
 Test(policy_model, a_quarter_is_a_quarter, .timeout = 200) {
-    enum { LONG = 5000 };
+    enum { LONG = 4000 };
     static const char json[] =
         "{\"d_model\":16,\"layers\":2,\"vocab\":32,\"max_positions\":8192,\"kinds\":{\"a\":{\"mixer\":\"gqa\","
         "\"heads\":2,\"kv_heads\":2,\"head_dim\":64}},\"pattern\":[\"a\",\"a\"],"
