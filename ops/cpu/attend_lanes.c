@@ -352,15 +352,18 @@ static void attend_lanes(Run *r, Tensor o, Tensor lse, Tensor q, const Lanes *t,
                          (int)(lane_shared(&t->s, pairs) + (size_t)fit * lane_each(&t->s, pairs) + wide + copies));
     int *start = arena_take(r->scratch, (size_t)(b->B + 1) * sizeof *start, "attend rows"), most = 0, all = 0;
     if (!measuring(r)) {
+        long work = 0; /* products: entries times rows times their width */
         wanted(r, start);
         for (int s = 0; s < b->B; s++) {
-            const int blocks = ((start[s + 1] - start[s]) * group + QB - 1) / QB;
+            const int entries = (start[s + 1] - start[s]) * group, blocks = (entries + QB - 1) / QB;
             most = imax(most, blocks), all += blocks;
+            for (int h = 0, l = b->seq[s] * lanes; h < lanes; h++, l++)
+                work += (long)entries * (t->hi[l] - t->lo[l]) * (t->s.kdim + t->s.vdim);
         }
         /* no more together than leaves every thread some work */
         const int together = imax(1, imin(fit, all * lanes / (4 * r->dev->threads)));
         const LaneCall x = {o, lse, q, t, pass, spec, merge, pairs, start, group, mem};
-#pragma omp parallel for collapse(3) schedule(dynamic) num_threads(r->dev->threads)
+#pragma omp parallel for collapse(3) schedule(dynamic) num_threads(r->dev->threads) if (work > ALONE)
         for (int s = 0; s < b->B; s++)
             for (int h = 0; h < lanes; h++)
                 for (int c = 0; c < most; c += together) {

@@ -85,6 +85,33 @@ bool rig_emulated(Device *d) { return !strcmp(device_isa(d), "emulated device");
 bool rig_invariant(Device *d) { return !d->cuda || rig_emulated(d); }
 
 /* ---- rig ---- */
+/* Regions of the host that cases are done with, poisoned as new ones: there are tens of thousands of cases, which would
+ * spend a third of their time on new pages. All have room for REGION bytes, of which a case sees what it asks for. */
+enum { REGION = 64 << 20, SPARE = 4 };
+static Arena spare[SPARE];
+static int spares;
+static void region_open(Arena *a, const Memory *home, const char *name, size_t size) {
+    Err e = {0};
+    const bool own = !home && size && size <= REGION;
+    if (own && spares)
+        *a = spare[--spares];
+    else
+        cr_assert(arena_open_at(a, home, name, own ? REGION : size, true, &e), "%s", e.msg);
+    a->name = name, a->size = size, a->peak = 0;
+}
+static void region_close(Arena *a) {
+    const bool own = a->base && !a->home && a->size && a->size <= REGION;
+    if (own) {
+        arena_release(a, (Mark){0}); /* which checks all guards */
+        a->size = REGION;
+        if (spares < SPARE) {
+            spare[spares++] = *a;
+            *a = (Arena){.name = a->name};
+            return;
+        }
+    }
+    arena_close(a);
+}
 void rig_open(Rig *g, Table t, int threads, size_t mem_bytes) {
     Err e = {0};
     *g = (Rig){.table = t.name};
@@ -97,12 +124,12 @@ void rig_open(Rig *g, Table t, int threads, size_t mem_bytes) {
         g->dev->isa = t.name;
     g->dev->ops = t.ops, g->dev->pair_product = t.pairs;
     /* Cases write and read tensors where they lie, so that they lie where the host can. */
-    cr_assert(arena_open_at(&g->mem, device_memory(g->dev, true), "test", mem_bytes, true, &e), "%s", e.msg);
+    region_open(&g->mem, device_memory(g->dev, true), "test", mem_bytes);
     g->run = run_make(g->dev, &g->scratch);
     g->run.batch = &g->batch;
 }
 void rig_close(Rig *g) {
-    arena_close(&g->mem);
+    region_close(&g->mem);
     if (!g->dev->cuda) device_close(g->dev);
 }
 void rig_use(Rig *g, Table t, int threads) {
@@ -115,25 +142,24 @@ void rig_use(Rig *g, Table t, int threads) {
 static void reach(Rig *g, int protection) {
     device_sync(g->dev);
     if (g->dev->cuda && !rig_emulated(g->dev)) return; /* pages that the driver moves are not ours to protect */
-    if (g->mem.size) cr_assert(mprotect(g->mem.base, g->mem.size, protection) == 0, "mprotect");
+    if (g->mem.used) cr_assert(mprotect(g->mem.base, g->mem.used, protection) == 0, "mprotect");
 }
 void rig_measure(Rig *g) {
     g->scratch = (Arena){.name = "scratch"};
     reach(g, PROT_NONE);
 }
 void rig_place(Rig *g) {
-    Err e = {0};
     size_t peak = g->scratch.peak;
     reach(g, PROT_READ | PROT_WRITE);
     cr_assert(g->scratch.used == 0, "%s: measured scratch is not given back: %zu bytes", g->table, g->scratch.used);
-    cr_assert(arena_open_at(&g->scratch, device_memory(g->dev, false), "scratch", peak, true, &e), "%s", e.msg);
+    region_open(&g->scratch, device_memory(g->dev, false), "scratch", peak);
 }
 void rig_done_within(Rig *g) {
     device_sync(g->dev);
     cr_assert(g->scratch.used == 0, "%s: scratch is not given back: %zu bytes", g->table, g->scratch.used);
     cr_assert(g->scratch.peak <= g->scratch.size, "%s: took %zu bytes of scratch, measured %zu", g->table,
               g->scratch.peak, g->scratch.size);
-    arena_close(&g->scratch);
+    region_close(&g->scratch);
     arena_guards(&g->mem);
 }
 void rig_done(Rig *g) {
