@@ -44,7 +44,8 @@ jobs=$(env -u OMP_NUM_THREADS nproc) # it would count threads, not processors
 export TEST_SLOW=${TEST_SLOW:-$(tests/slow.sh)}
 patience() { awk -v n="$1" -v slow="$TEST_SLOW" 'BEGIN { printf "%d", n * slow }'; }
 echo "deadlines of tests times $TEST_SLOW"
-# Tests run side by side; one thread each unless a test asks for more, and waiting threads give the core away.
+# Tests run side by side; one thread each unless a test asks for more, and waiting threads give the core away. Some tests
+# wait (for ranks that never come), so that three of them keep two processors busy.
 export OMP_NUM_THREADS=${OMP_NUM_THREADS:-1} OMP_WAIT_POLICY=passive
 : >"$tmp/results" # one line per test: PASSED|FAILED|SKIPPED name
 
@@ -52,7 +53,7 @@ criterion() { # runner, program, suffix of the tests' names: runs it, adds its r
     local runner=$1 kind=$3 start=$SECONDS rc
     [ -x "$runner" ] || { echo "FAILED $runner (not built)" >>"$tmp/results"; return; }
     echo "== $runner${TEST_ISA:+ with $TEST_ISA}"
-    KVSMITH=$2 "$(realpath "$runner")" -j"$jobs" --timeout "$(patience 300)" --color=never --json="$tmp/$kind.json" --xml="${XML:-$tmp/times}-$kind.xml" ${FILTER:+--filter "$FILTER"} >"$tmp/$kind.log" 2>&1
+    KVSMITH=$2 "$(realpath "$runner")" -j$((jobs + jobs / 2)) --timeout "$(patience 300)" --color=never --json="$tmp/$kind.json" --xml="${XML:-$tmp/times}-$kind.xml" ${FILTER:+--filter "$FILTER"} >"$tmp/$kind.log" 2>&1
     rc=$?
     grep -v '^\[====\]' "$tmp/$kind.log" | head -n 400
     # Criterion does not escape messages, so the report is read by line, not as JSON: tests are indented by 8 or more.
