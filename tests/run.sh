@@ -111,9 +111,9 @@ script() { # runs one, leaves NAME.log, and its status and seconds in NAME.rc
 }
 case " $parts " in *" sh "*)
     # One thread each. The ten longest come first, then the largest. A script waits for half of its time (ranks that
-    # hang, signals, files that are written), so that four keep two processors busy.
+    # hang, signals, files that are written), so that five keep two processors busy.
     longest='compare faults resume compare_marks retrofit stages train launch async launch_train'
-    lanes=$((jobs * 2))
+    lanes=$((jobs * 2 + jobs / 2))
     for t in $(printf 'tests/cli/test_%s.sh\n' $longest) $(ls -S tests/cli/test_*.sh | grep -vxF "$(printf 'tests/cli/test_%s.sh\n' $longest)"); do
         [ -x "$t" ] || continue
         while [ "$(jobs -rp | wc -l)" -ge "$lanes" ]; do wait -n; done
