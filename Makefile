@@ -47,7 +47,7 @@ endif
 OPT     = -O2
 $(BUILD)/f32/ops/% $(BUILD)/f64/ops/% $(BUILD)/cuda/%: OPT = -O3 -fno-var-tracking
 $(BUILD)/f32/tests/% $(BUILD)/f64/tests/%: OPT = $(if $(findstring /tests/lib/,$@),-O2,-O1)
-LIBS   := -lyaml -ljansson -lpcre2-8 -lutf8proc -lz -lzstd -lsodium -lm
+LIBS   := -Wl,--wrap=GOMP_parallel -lyaml -ljansson -lpcre2-8 -lutf8proc -lz -lzstd -lsodium -lm
 ISAS   := baseline
 ifneq ($(filter x86_64-%,$(shell $(CC) -dumpmachine)),)
 ISAS   += avx2 avx512 avx512bf16
