@@ -72,8 +72,8 @@ $(BUILD)/tests-f32: $(patsubst %.c,$(BUILD)/f32/%.o,$(TESTS) $(HELP)) $(TILES) $
 	@echo "  LD $@"
 	$(Q)$(CC) $(BASE) $(LDFLAGS) -o $@ $^ -ldnnl $(LIBS) -lcriterion
 # Double is the oracle of arithmetic. What moves bytes, reads text or settings, or starts programs is tested in f32 alone.
-BYTES  := bpe cache choices cli comm% config data defaults dist% events fuzz gguf% hf_write info_large inputs moments prefix \
-          rendezvous% safetensors saved schema sessions sets sft shards task task_text tier tokenizers tokens tuning
+BYTES  := bpe cache choices cli comm% config data defaults dist% events fuzz gguf% hf_write info_large inputs moments \
+          rendezvous% safetensors saved schema sessions sets sft shards task task_text team tier tokenizers tokens tuning
 DOUBLE  = $(foreach t,$(TESTS),$(if $(filter $(BYTES),$(patsubst test_%.c,%,$(notdir $t))),,$t))
 $(BUILD)/tests-f64: $(patsubst %.c,$(BUILD)/f64/%.o,$(DOUBLE) $(HELP)) $(BUILD)/f64/lib.a
 	@echo "  LD $@"

@@ -1,9 +1,9 @@
 /* team.c: a parallel region of one thread is a plain call.
  *
  * libgomp makes a team for every region, `if (false)` or not, and ends it by asking the kernel to wake those who wait:
- * nobody, in a team of one. A small model runs a hundred such regions for a token. The linker hands all regions of this
- * program to __wrap_GOMP_parallel (--wrap in the Makefile). Where it does not, or the runtime is another one, this file
- * is without effect. */
+ * nobody, in a team of one. Most ops of a small model are such regions. The linker hands all regions of this program to
+ * __wrap_GOMP_parallel (--wrap in the Makefile). Where it does not, or the runtime is another one, this file is without
+ * effect. */
 #include <omp.h>
 
 typedef void Region(void *data);

@@ -126,7 +126,7 @@ void case_linear_distill(Rig *g, int N, int d) {
                                 {0.25, 0.5, 2, 0.5, {1, 0}, {1, 0}},
                                 {0.5, 1, 0.5, 1.5, {0.7, 4}, {1, 0}}};
     int which = (N + d) % 5;
-    distill(g, N, d, d > 100 ? 131 : N % 2 ? 3 : 17, d == 16 ? 40 : 2, c[which]);
+    distill(g, N, d, d > 100 ? 257 : N % 2 ? 3 : 17, d == 16 ? 40 : 2, c[which]);
     if (d == 1) distill(g, N, d, 1, 2, c[which]);
 }
 OP_TEST(linear_distill, 0, 40)

@@ -121,7 +121,7 @@ void case_linear_xent(Rig *g, int N, int d) {
     for (int k = 0; k < 3; k++) {
         const real scale = d == 16 ? 40 : 2;                                         /* 40: logits of 100 and more */
         if (d > 100 && rig_threads() == 3 && k != g->run.dev->threads % 3) continue; /* the reference is slow */
-        xent(g, N, d, d > 100 ? 131 : N % 2 ? 3 : 17, scale, maps[k]);
+        xent(g, N, d, d > 100 ? 257 : N % 2 ? 3 : 17, scale, maps[k]);
     }
     if (d == 1) xent(g, N, d, 1, 2, LOGITS_PLAIN);
 }
