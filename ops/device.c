@@ -2,7 +2,6 @@
 #include "device.h"
 #include "gpus.h"
 #include "comm_stream.h"
-#include "oom.h"
 #include "file.h"
 #include "shadow.h"
 #include "isa_table.h"
@@ -64,36 +63,7 @@ static bool cpu_bf16(Device *d, bool on, Err *e) {
 #endif
     return true;
 }
-#if (defined(__x86_64__) || defined(__aarch64__)) && !defined(KV_DOUBLE)
-/* True if the processor multiplies bf16. */
-static bool has_instruction(const Device *d) { return strstr(d->isa, "bf16"); }
-#endif
-static bool cpu_bf16_pays(Device *d) {
-#if (defined(__x86_64__) || defined(__aarch64__)) && !defined(KV_DOUBLE)
-    enum { M = 512, N = 512, K = 512, TIMES = 9 };
-    if (!has_instruction(d)) return false;
-    GemmShape s = {M, N, K, .lda = K, .ldb = K, .ldc = N, .tb = true, .weights = N * K};
-    real *x = xcalloc(M * K + N * K + M * N, sizeof *x), *y = x + M * K, *z = y + N * K;
-    double best[2] = {1e9, 1e9};
-    Arena pad = {0};
-    Err e = {0};
-    for (int i = -1; i < TIMES; i++) /* in turn, so that a machine that is busy for a while is so for both */
-        for (int on = 0; on < 2; on++) {
-            gemm_use(d->gemm, on ? d->gemm_bf16 : NULL, d->threads, 0);
-            double from = now_seconds();
-            gemm(d->gemm, &pad, s, z, x, y);
-            if (i >= 0) best[on] = fmin(best[on], now_seconds() - from);
-            if (i < 0 && on && !arena_open(&pad, "probe", pad.peak, false, &e)) oom_exit(e.msg);
-        }
-    arena_close(&pad);
-    gemm_use(d->gemm, NULL, 0, 0);
-    free(x);
-    return best[0] > best[1];
-#else
-    (void)d;
-    return false;
-#endif
-}
+static bool cpu_bf16_pays(Device *d) { return strstr(d->isa, "bf16"); }
 static const Backend cpu_backend = {
     .close = cpu_close,
     .sync = cpu_sync,

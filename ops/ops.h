@@ -146,9 +146,9 @@ bool device_bf16_acts(const Device *);
  * f32. */
 typedef enum { ATTENTION_AUTO, ATTENTION_OWN, ATTENTION_CUDNN, ATTENTION_CUDNN_UNORDERED } AttentionBy;
 bool device_attention(Device *, AttentionBy, Err *);
-/* True if products in bf16 make a training step faster. On a CPU that has an instruction for them it is measured on
- * products, in about 0.1 s; without one it is false. On CUDA it is true without measuring, so that every run decides
- * alike: each GPU that can be opened has matrix units for bf16, 2 to 16 times as fast as f32 as specified. */
+/* True if products in bf16 make a training step faster: on a CPU, if it multiplies bf16 (AVX-512-BF16, AMX, BFDOT); on
+ * CUDA always, as each GPU that can be opened has matrix units for it, 2 to 16 times as fast as f32 as specified.
+ * Nothing is measured, so that every run on a machine decides alike, a busy one, too. */
 bool device_bf16_pays(Device *);
 /* A Run on this device with nothing but ops, dev, scratch and host (the same) set. */
 Run run_make(Device *, Arena *scratch);

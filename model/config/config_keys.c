@@ -104,7 +104,7 @@ const Key train_keys[] = {
     {"dtype", KEY_CHOICE, AT(dtype), "auto", 0, 0,
      "dtype of the inputs of matrix products and, with bf16 on a GPU or a CPU with AVX-512-BF16, of most activations "
      "in memory; weights, their gradients and sums are f32, moments have optim.state_dtype. auto: bf16 on a GPU, and "
-     "on a CPU that is faster with it, measured when the run begins",
+     "on a CPU that has an instruction for it (AVX-512-BF16, AMX, BFDOT)",
      dtypes, 0},
     {"attention", KEY_CHOICE, AT(attention), "auto", 0, 0,
      "attention kernels on a GPU in bf16: own, or cuDNN's if it is installed and supports the shape (runs repeat to "

@@ -48,6 +48,16 @@ grep -q " threads* ($least," "$tmp/out" || wrong "launch: rank 0 says $(grep thr
 "$prog" train $tiny train.steps=4 run.dir="$tmp/one" --resume auto --isa auto >"$tmp/out" 2>&1 || wrong "resume: $(cat "$tmp/out")"
 verdict train
 
+# train.dtype: auto is a matter of the processor, not of a measurement: runs would differ when something else was running
+for isa in $has; do
+    want=f32
+    case $isa in *bf16 | amx) want=bf16 ;; esac
+    "$prog" train $tiny train.steps=1 run.dir="$tmp/auto-$isa" --isa "$isa" -q 2>"$tmp/err" || wrong "$isa: $(cat "$tmp/err")"
+    grep -qx "  dtype: $want" "$tmp/auto-$isa/last/trainer/config.yaml" ||
+        wrong "$isa: expected $want, got $(grep -w '  dtype' "$tmp/auto-$isa/last/trainer/config.yaml")"
+done
+verdict auto-dtype
+
 own='lrs: [3e-3], set: {optim.warmup: 0}'
 "$prog" compare configs/compare-uptrain-ci.yaml --threads 1 --isa "$least" budget.tokens=1280 controls=false dir="$tmp/all" \
     "rows=[{name: mha, $own}, {name: gqa, from: mha, convert: {to: gqa, kv_heads: 3, method: aligned, calib_tokens: 256}, $own}]" \
