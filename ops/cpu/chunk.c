@@ -16,30 +16,22 @@
 #include "chunk_channels.c"
 #include "chunk_scalar.c"
 
-/* Prefetch a row: a head's rows lie too far apart for the hardware prefetcher. */
-INLINE void ask_row(const void *x, size_t bytes) {
-    for (size_t i = 0; i < bytes; i += 64) __builtin_prefetch((const char *)x + i, 0, 2);
-}
-INLINE void ask_run(Tensor x, size_t at, int n) {
-    size_t each = dtype_size(x.dtype);
-    ask_row((const char *)x.p + at * each, (size_t)n * each);
-}
-/* Load rows t0.. and their decays, and prefetch as many rows from `next` on, unless it is negative. */
+/* Load rows t0.. and their decays. As many rows from `next` on are to be prefetched, unless it is negative. */
 static void chunk_load(Chunk *c, int t0, int n, int next) {
     const Head *h = c->h;
     int K = c->K;
     c->t0 = t0, c->n = n, c->ref = c->done = 0;
+    *c->ahead = (Ahead){.rows = n};
+    if (next >= 0) {
+        const size_t t = (size_t)next, atq = h->atq + t * h->ldq;
+        ahead_rows(c->ahead, h->q, atq, h->ldq, K), ahead_rows(c->ahead, h->k, atq, h->ldq, K);
+        ahead_rows(c->ahead, h->erase, atq, h->ldq, K), ahead_rows(c->ahead, h->v, h->atv + t * h->ldv, h->ldv, c->V);
+        if (h->per_channel) ahead_row(c->ahead, h->g + t * h->ldg, h->ldg * sizeof(real), (size_t)K * sizeof(real));
+    }
     for (int i = 0; i < n; i++) {
         size_t at = h->atq + (size_t)(t0 + i) * h->ldq, row = (size_t)K * sizeof(real);
         real *qi = c->q + i * K, *ki = c->k + i * K;
         const real *q = run_of(h->q, at, (size_t)K, qi), *k = run_of(h->k, at, (size_t)K, ki);
-        if (next >= 0) {
-            size_t t = (size_t)(next + i);
-            ask_run(h->q, h->atq + t * h->ldq, K), ask_run(h->k, h->atq + t * h->ldq, K);
-            ask_run(h->v, h->atv + t * h->ldv, c->V);
-            if (c->erase != c->k) ask_run(h->erase, h->atq + t * h->ldq, K);
-            if (h->per_channel) ask_row(h->g + t * h->ldg, row);
-        }
 #pragma omp simd
         for (int d = 0; d < K; d++) qi[d] = q[d] * h->scale;
         if (k != ki) memcpy(ki, k, row);
@@ -175,6 +167,7 @@ static void chunk_run(Chunk *c, Tensor o, real *S, bool fresh) {
     const int K = c->K, V = c->V, n = c->n;
     const size_t ldk = (size_t)K, ldv = (size_t)V;
     Right before = {0};
+    ahead_rows(c->ahead, o, c->h->atv + (size_t)c->t0 * c->h->ldv, c->h->ldv, V);
     chunk_scores(c);
     if (!fresh) before = right_rows(c, c->ps, S, ldv, K, V);
     chunk_solve(c, fresh ? NULL : &before);
@@ -287,11 +280,24 @@ static void chunk_state_backward(const Chunk *c, const ChunkGrad *g) {
     const Right nr = right_rows(c, c->pb, g->nr, ldv, n, V);
     chunk_mm(c, g->dS, ldv, left_columns(c, c->pa, c->erase_c, ldk, K, n), nr, K, n, V, true);
 }
+/* What is to be prefetched in backward as well: do from row `next` on, as in chunk_load, and the gradients of this
+ * chunk's rows. */
+static void chunk_ahead_backward(const Chunk *c, const HeadGrad *d, Tensor dout, int next) {
+    const Head *h = c->h;
+    const size_t t = (size_t)c->t0, atq = d->atq + t * d->ldq;
+    if (next >= 0) ahead_rows(c->ahead, dout, h->atv + (size_t)next * h->ldv, h->ldv, c->V);
+    ahead_rows(c->ahead, d->q.t, atq, d->ldq, c->K), ahead_rows(c->ahead, d->k.t, atq, d->ldq, c->K);
+    ahead_rows(c->ahead, d->erase.t, atq, d->ldq, c->K);
+    ahead_rows(c->ahead, d->v.t, h->atv + t * h->ldv, h->ldv, c->V);
+    if (h->per_channel) ahead_rows(c->ahead, d->g.t, d->atg + t * h->ldg, h->ldg, c->K);
+}
 /* The backward of the loaded chunk after the state S (NULL: zero). dS holds the gradient by S1 on entry (zeros if
  * `zero`), and the gradient by S on return, unless S is NULL. */
-static void chunk_backward(Chunk *c, ChunkGrad *g, const HeadGrad *d, Tensor dout, const real *S, real *dS, bool zero) {
+static void chunk_backward(Chunk *c, ChunkGrad *g, const HeadGrad *d, Tensor dout, int next, const real *S, real *dS,
+                           bool zero) {
     Right before = {0};
     g->S = S, g->dS = dS, g->zero = zero;
+    chunk_ahead_backward(c, d, dout, next);
     chunk_scores(c);
     if (S) before = right_rows(c, c->ps, S, (size_t)c->V, c->K, c->V);
     chunk_solve(c, S ? &before : NULL);

@@ -36,9 +36,26 @@ typedef struct {
     size_t pld;
 } Right;
 
+/* Memory that is prefetched a few lines at a time while products are computed: rows of the next chunk, and those that
+ * this one writes. Asked for at once, lines would wait for each other, and the rows of a head lie too far apart for the
+ * hardware to foresee. `rows` rows of each stream, the streams in turn. */
+enum { STREAMS = 12 };
+typedef struct {
+    struct {
+        const char *at;
+        size_t step, bytes; /* from row to row; of a row */
+    } s[STREAMS];
+    int n, rows, row, next;
+} Ahead;
+enum {
+    LINE_WORK = 512, /* multiplications for each line: those of a chunk are enough for the lines that it needs */
+    STRETCH = 12     /* rows of a product between two requests */
+};
+
 /* Matrices of a chunk: (n,K) or (n,V), and (n,n) with rows of LD. */
 typedef struct {
     const Head *h;
+    Ahead *ahead; /* products move it on, also of a chunk that is const */
     int t0, n, K, V;
     real *q, *k;        /* q carries the scale */
     real *erase;        /* the erase keys, which may be k */
@@ -152,6 +169,25 @@ INLINE void axpy(real *restrict y, real a, const real *restrict x, int n) {
 #pragma omp simd
     for (int i = 0; i < n; i++) y[i] += a * x[i];
 }
+static void ahead_row(Ahead *a, const void *at, size_t step, size_t bytes) {
+    CHECK(a->n < STREAMS, "too many streams");
+    a->s[a->n].at = at, a->s[a->n].step = step, a->s[a->n++].bytes = bytes;
+}
+/* Rows of n elements from element `at` on, ld apart; nothing if x is absent. */
+static void ahead_rows(Ahead *a, Tensor x, size_t at, size_t ld, int n) {
+    const size_t each = dtype_size(x.dtype);
+    if (present(x)) ahead_row(a, (const char *)x.p + at * each, ld * each, (size_t)n * each);
+}
+/* Prefetch what a product of `work` multiplications pays for. */
+static void ahead_go(Ahead *a, int work) {
+    for (int lines = work / LINE_WORK; lines > 0 && a->n && a->row < a->rows;) {
+        const size_t bytes = a->s[a->next].bytes;
+        const char *p = a->s[a->next].at + (size_t)a->row * a->s[a->next].step;
+        for (size_t i = 0; i < bytes; i += 64) __builtin_prefetch(p + i, 0, 2);
+        lines -= (int)((bytes + 63) / 64);
+        if (++a->next == a->n) a->next = 0, a->row++;
+    }
+}
 static void fill(real *y, real a, size_t n) {
     for (size_t i = 0; i < n; i++) y[i] = a;
 }
@@ -208,13 +244,19 @@ static Right right_from(Right b, int k) {
 /* C (M,N) = A (M,K) B (K,N), or += if `add`; with pairs N counts in whole vectors. */
 static void chunk_mm(const Chunk *c, real *C, size_t ldc, Left a, Right b, int M, int K, int N, bool add) {
     if (c->h->pairs) {
-        for (int i = 0; K && i < M; i += LD)
-            pairs_mm(c->h->tiles, C + (size_t)i * ldc, ldc, a.p + (size_t)i * a.prow, a.prow, a.pstep, b.p, b.pld,
-                     imin(LD, M - i), (K + 1) / 2, (N + W - 1) / W * W, add);
+        const int across = (N + W - 1) / W * W, rows = c->h->tiles ? LD : STRETCH, wide = c->h->tiles ? across : 4 * W;
+        for (int j = 0; K && j < across; j += wide)
+            for (int i = 0; i < M; i += rows) {
+                const int m = imin(rows, M - i), n = imin(wide, across - j);
+                pairs_mm(c->h->tiles, C + (size_t)i * ldc + j, ldc, a.p + (size_t)i * a.prow, a.prow, a.pstep, b.p + j,
+                         b.pld, m, (K + 1) / 2, n, add);
+                ahead_go(c->ahead, m * K * n);
+            }
         return;
     }
     for (int i = 0; !add && i < M; i++) memset(C + (size_t)i * ldc, 0, (size_t)N * sizeof(real));
     tile_mm(C, ldc, a.x, a.row, a.step, b.x, b.ld, M, K, N);
+    ahead_go(c->ahead, M * K * N);
 }
 
 /* The right operand x^T of x (N,K), K even with pairs; room or to is used. With pairs, columns

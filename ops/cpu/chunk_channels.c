@@ -102,6 +102,40 @@ static void channel_scores(Chunk *c) {
     }
 }
 
+/* dq, row and col of the pairs of row i with `some` earlier rows from j0 on, in VL channels from d on. w: the decay
+ * from each of those to row i - 1, and then to row i. */
+INLINE void channel_later(const Chunk *c, ChunkGrad *g, bool delta, int some, int j0, int i, int d, Vec *w, Vec *col) {
+    const int K = c->K;
+    const Vec a = *(const Vec *)(c->a + i * K + d), q = *(const Vec *)(c->q + i * K + d),
+              e = *(const Vec *)(c->erase + i * K + d);
+    Vec *to_q = (Vec *)(g->dq + i * K + d), *to_e = (Vec *)(g->derase + i * K + d), dq = *to_q, row = *to_e;
+#pragma GCC unroll 8
+    for (int j = 0; j < some; j++) {
+        const real dp = g->dp[i * LD + j0 + j], dl = delta ? g->dl[i * LD + j0 + j] : 0;
+        w[j] *= a;
+        const Vec kw = *(const Vec *)(c->k + (j0 + j) * K + d) * w[j];
+        dq += dp * kw;
+        if (delta) row += dl * kw;
+        col[j] += (delta ? dp * q + dl * e : dp * q) * w[j];
+    }
+    *to_q = dq;
+    if (delta) *to_e = row;
+}
+enum { HELD = VL >= 16 ? 8 : 4 }; /* two vectors each: half of the registers */
+/* The pairs inside a whole block, in VL channels from d on: the decays and sums of HELD rows stay in registers. */
+INLINE void channel_inside(const Chunk *c, ChunkGrad *g, bool delta, int first, int d) {
+    for (int j0 = first; j0 < first + SUB; j0 += HELD) {
+        Vec w[HELD], col[HELD];
+#pragma GCC unroll 8
+        for (int j = 0; j < HELD; j++) w[j] = (Vec){0} + 1, col[j] = *(const Vec *)(g->col + (j0 + j) * c->K + d);
+#pragma GCC unroll 8
+        for (int i = 1; i < HELD; i++) channel_later(c, g, delta, i, j0, j0 + i, d, w, col);
+        for (int i = j0 + HELD; i < first + SUB; i++) channel_later(c, g, delta, HELD, j0, i, d, w, col);
+#pragma GCC unroll 8
+        for (int j = 0; j < HELD; j++) *(Vec *)(g->col + (j0 + j) * c->K + d) = col[j];
+    }
+}
+
 /* Inside the chunk: dq, row and col of the pairs i > j, by blocks; x walks once more. */
 static void channel_pairs_backward(Chunk *c, ChunkGrad *g) {
     const int K = c->K, n = c->n;
@@ -149,7 +183,13 @@ static void channel_pairs_backward(Chunk *c, ChunkGrad *g) {
             product(g->y + i * K, c->q + i * K, w, K);
             product(g->ye + i * K, c->erase + i * K, w, K);
         }
-        for (int j = j0; j < past; j++) { /* inside the block */
+        const int whole = rows == SUB ? K / VL * VL : 0; /* channels that fill vectors */
+        for (int d = 0; d < whole; d += VL)
+            if (delta)
+                channel_inside(c, g, true, j0, d);
+            else
+                channel_inside(c, g, false, j0, d);
+        for (int j = j0; j < past && whole < K; j++) {
             fill(w, 1, (size_t)K);
             real *col = g->col + j * K;
             const real *k = c->k + j * K;
@@ -158,7 +198,7 @@ static void channel_pairs_backward(Chunk *c, ChunkGrad *g) {
                      *row = g->derase + i * K;
                 const real *qi = c->q + i * K, *ei = c->erase + i * K, *a = c->a + i * K;
 #pragma omp simd
-                for (int d = 0; d < K; d++) {
+                for (int d = whole; d < K; d++) {
                     w[d] *= a[d];
                     dq[d] += dp * k[d] * w[d];
                     row[d] += dl * k[d] * w[d];

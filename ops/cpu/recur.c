@@ -51,6 +51,12 @@ static real *kept(Tensor keep, int t, int h) {
     return R(keep) + ((size_t)(t / RECUR_CHUNK - 1) * (size_t)keep.n[1] + (size_t)h) * size;
 }
 
+/* It is read or written when that chunk comes: prefetched with the rows of the chunk before. */
+static void kept_ahead(const Chunk *c, Tensor keep, int t, int h) {
+    const size_t part = (size_t)keep.n[2] * (size_t)keep.n[3] * sizeof(real) / RECUR_CHUNK;
+    ahead_row(c->ahead, kept(keep, t, h), part, part);
+}
+
 /* A document of one value head after the state S; fresh: S is zero. */
 static void recur_document(Chunk *c, Document d, bool fresh, int h, real *S, Tensor o, Tensor keep) {
     const Head *a = c->h;
@@ -62,6 +68,7 @@ static void recur_document(Chunk *c, Document d, bool fresh, int h, real *S, Ten
             continue;
         }
         chunk_load(c, t, n, t + 2 * n <= d.to ? t + n : -1);
+        if (present(keep) && t + n < d.to) kept_ahead(c, keep, t + n, h);
         chunk_run(c, o, S, fresh);
     }
 }
@@ -82,8 +89,10 @@ static void recur(Run *r, Tensor o, Tensor keep, Recur x, double scale, Tensor s
             for (int h = 0; h < HV; h++) {
                 Head a = head_of(r, &x, scale, h);
                 Chunk c;
+                Ahead ahead;
                 real *S = R(mem) + (size_t)omp_get_thread_num() * (size_t)mem.n[1], *blob = NULL;
                 chunk_place(&c, &a, S + size);
+                c.ahead = &ahead;
                 if (present(state))
                     blob = R(state) + (size_t)b->seq[s] * (size_t)state.n[1] + (size_t)at + (size_t)h * (size_t)size;
                 if (write) S = blob;
@@ -107,8 +116,10 @@ static void recur_document_backward(Chunk *c, ChunkGrad *g, const HeadGrad *d, D
     int chunks = (doc.to - doc.from + RECUR_CHUNK - 1) / RECUR_CHUNK;
     for (int k = chunks - 1; k >= 0; k--) {
         int t = doc.from + k * RECUR_CHUNK;
-        chunk_load(c, t, imin(RECUR_CHUNK, doc.to - t), k ? t - RECUR_CHUNK : -1);
-        chunk_backward(c, g, d, dout, k ? kept(keep, t, h) : S0, dS, !end && k == chunks - 1);
+        const int next = k ? t - RECUR_CHUNK : -1;
+        chunk_load(c, t, imin(RECUR_CHUNK, doc.to - t), next);
+        if (k > 1) kept_ahead(c, keep, next, h);
+        chunk_backward(c, g, d, dout, next, k ? kept(keep, t, h) : S0, dS, !end && k == chunks - 1);
     }
 }
 
@@ -150,9 +161,11 @@ static void recur_backward(Run *r, const RecurInto *d, Tensor dout, Recur x, dou
             for (int h = 0; h < HV; h++) {
                 Head a = head_of(r, &x, scale, h);
                 Chunk c;
+                Ahead ahead;
                 ChunkGrad g;
                 real *dS = R(mem) + (size_t)omp_get_thread_num() * (size_t)mem.n[1];
                 chunk_grad_place(&g, &a, dS + size + chunk_place(&c, &a, dS + size));
+                c.ahead = &ahead;
                 const HeadGrad hd = {.q = dq,
                                      .k = dk,
                                      .v = d->v,
