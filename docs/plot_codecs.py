@@ -27,7 +27,7 @@ CODECS = ("f32", "bf16", "int8", "int8:rotate=yes", "fp8", "fp8:rotate=yes", "in
           "zipcache", "zipcache:share=1", "zipcache:share=0.5", "zipcache:share=0.5,probes=64", "zipcache:share=0.25", "zipcache:share=0",
           *(f"palu:rank={r},bits={b}" for r in (1, 0.75, 0.5, 0.25) for b in (16, 8, 4)), "palu:rank=0.5,value_rank=1", "palu:rank=1,value_rank=0.5",
           *(f"minicache:{how}bits={b}" for how in ("", "apart=0,", "apart=0.25,", "from=0,") for b in (16, 8, 4)), "minicache:apart=1,bits=4", "minicache:t=0.4,bits=16", "minicache:t=0.5,bits=16", "minicache:t=0.8,bits=16",
-          *(f"aqua:bits={b},group={g}" for b in (4, 3, 2) for g in (32, 64)))
+          *(f"aqua:bits={b}{how},group={g}" for b in (4, 3, 2) for how in ("", ",pairs=no") for g in (32, 64)))
 CALIBRATION = 32768
 CODECS = tuple(c for c in CODECS if c == "f32" or os.environ.get("ONLY", "") in c)
 
@@ -58,7 +58,9 @@ def bits(codec, width=64):
         return sum(s * (b + (32 / (s * width) if b == 8 else 32 / min(32, s * width) if b == 4 else 0)) for s in shares) / 2
     if name == "aqua":
         given = dict(word.split("=") for word in settings.split(","))
-        return int(given["bits"]) + 32 / int(given["group"])
+        group = int(given.get("group", 32))
+        words = width / group if given.get("pairs") == "no" else -(-width // (2 * group))  # of scales
+        return int(given["bits"]) + 32 * words / width
     if name.startswith("kvquant"):
         return int(name[-1]) + (32 if "apart=no" in settings else 64) / 64
     return int(name[-1]) + 32 / (64 if "group=64" in settings else 32)

@@ -83,7 +83,8 @@ struct RowCodec {
     double rank, value_rank;
     const char *basis;
     int basis_n;
-    bool predicts; /* rows are stored as residuals of a prediction, which the file has (layers/cache/aqua.h) */
+    bool predicts; /* rows are stored as residuals of a prediction, which the file has (layers/cache/aqua.h), */
+    bool pairs;    /* two elements to a code (layers/cache/pairs.c), in place of packed codes */
 };
 
 /* Ops.hadamard: values of a piece of a row of `width`. */

@@ -1,23 +1,41 @@
-/* aqua.c: rows as residuals of what the layer below predicts: see aqua.h. Residuals are mixed within a head, as the
- * paper does, and stored in packed codes; the paper has a grid of pairs of elements there (HIGGS). */
+/* aqua.c: rows as residuals of what the layer below predicts: see aqua.h. Residuals are mixed within a head and stored
+ * in codes of pairs of elements, as the paper does (HIGGS, pairs.c), or in packed codes. */
 #include "aqua.h"
 #include "basis.h"
 #include "codec.h"
 #include "slot.h"
 
+static size_t aqua_bytes(const RowCodec *c, int width) {
+    return c->pairs ? codec_pairs_bytes(c, width) : codec_packed_bytes(c, width);
+}
+static void aqua_encode(const RowCodec *c, void *part, const real *from, int width) {
+    (c->pairs ? codec_pairs_encode : codec_packed_encode)(c, part, from, width);
+}
+static void aqua_decode(const RowCodec *c, real *to, const void *part, int width) {
+    (c->pairs ? codec_pairs_decode : codec_packed_decode)(c, to, part, width);
+}
 const RowCodec codec_aqua = {.name = "aqua",
                              .meaning = "as residuals of what the layer below predicts by a calibrated matrix, in 4, 3 "
                                         "or 2 bits",
                              .as = ROWS_CODED,
-                             .bytes = codec_packed_bytes,
-                             .encode = codec_packed_encode,
-                             .decode = codec_packed_decode,
+                             .bytes = aqua_bytes,
+                             .encode = aqua_encode,
+                             .decode = aqua_decode,
                              .bits = 4,
                              .group = 32,
-                             .predicts = true};
+                             .predicts = true,
+                             .pairs = true};
 
+/* Signs of elements, the same for all parts: those of pairs are drawn, a bit for each, 64 from one word. */
+enum { AQUA_SIGNS = 0xA90A };
+static void residual_signs(real *x, int width) {
+    for (int at = 0; at < width; at += 64) {
+        const uint64_t minus = rng_mix(AQUA_SIGNS, (uint64_t)(at / 64));
+        for (int k = at; k < imin(at + 64, width); k++) x[k] = minus >> (k - at) & 1 ? -x[k] : x[k];
+    }
+}
 /* As Ops.hadamard, for one part, so that rows of any pass and of history are mixed by the same instructions. */
-static void residual_mix(real *x, int width) {
+static void residual_hadamard(real *x, int width) {
     const int n = hadamard_width(width);
     const real share = (real)(1 / sqrt((double)n));
     for (int at = 0; at < width; at += n) {
@@ -31,14 +49,22 @@ static void residual_mix(real *x, int width) {
         for (int k = 0; k < n; k++) y[k] *= share;
     }
 }
+static void residual_mix(const RowCodec *c, real *x, int width) {
+    if (c->pairs) residual_signs(x, width);
+    residual_hadamard(x, width);
+}
+static void residual_back(const RowCodec *c, real *x, int width) {
+    residual_hadamard(x, width);
+    if (c->pairs) residual_signs(x, width);
+}
 void aqua_recode(const RowCodec *c, real *x, real *code, int width) {
     uint32_t part[BASIS_WIDEST];
     CHECK(width <= BASIS_WIDEST && c->bytes(c, width) <= sizeof part, "a part of %d elements", width);
-    residual_mix(x, width);
+    residual_mix(c, x, width);
     c->encode(c, part, x, width);
     c->decode(c, code, part, width);
     memcpy(x, code, (size_t)width * sizeof *x);
-    residual_mix(x, width);
+    residual_back(c, x, width);
 }
 
 /* ---- rows that are made from residuals ---------------------------------------------------------------------------*/
@@ -118,7 +144,7 @@ static void piece_add(const Piece *p, real *made, bool value, int j, int h, int 
         const size_t at = slot_place_of(p->slot, p->lane + h, p->first + j);
         c->decode(c, x, (const char *)p->slot->t.data.p + (value ? slot_value(p->slot, at) : slot_key(p->slot, at)),
                   width);
-        residual_mix(x, width);
+        residual_back(c, x, width);
     }
     for (int k = 0; k < width; k++) made[k] += x[k];
 }

@@ -21,6 +21,10 @@ void codec_packed_encode(const RowCodec *, void *part, const real *from, int wid
 size_t codec_bits_bytes(const RowCodec *, int width);
 void codec_bits_encode(const RowCodec *, void *part, const real *from, int width);
 void codec_bits_decode(const RowCodec *, real *to, const void *part, int width);
+/* Pairs of elements by a grid of 2^(2 bits) points, in 4, 3 or 2 bits an element (pairs.c). */
+size_t codec_pairs_bytes(const RowCodec *, int width);
+void codec_pairs_encode(const RowCodec *, void *part, const real *from, int width);
+void codec_pairs_decode(const RowCodec *, real *to, const void *part, int width);
 /* A group of n numbers, of any n (ops/packed.h). */
 void codec_packed_group(uint32_t *to, int bits, const float *x, int n);
 void codec_packed_put(uint32_t *codes, int bits, int n, int k, int code); /* of words that are 0 */
@@ -34,8 +38,8 @@ const RowCodec *codec_find(const char *name);
 void codec_names(char out[CODEC_NAMES_MAX]);
 /* NAME or NAME:KEY=VALUE,...: group=32|64 of packed codes; rotate=yes|no of every codec but f32, bf16, kvquant, which
  * has apart=yes|no and turned=yes|no; zipcache has bits, salient_bits, share and probes, palu rank, value_rank, bits
- * and basis, minicache from, t, apart (a share) and bits, and aqua bits and basis. The text must outlive the RowCodec:
- * `basis` points into it. */
+ * and basis, minicache from, t, apart (a share) and bits, and aqua bits, pairs=yes|no and basis. The text must outlive
+ * the RowCodec: `basis` points into it. */
 bool codec_parse(const char *text, RowCodec *, Err *);
 /* "group=32,rotate=no": all settings, with `between` between them; "": there are none. */
 void codec_settings(const RowCodec *, char between, char out[CODEC_TEXT_MAX]);

@@ -40,14 +40,17 @@ bool codec_rotates(const RowCodec *c) {
            (c->block || (c->as != ROWS_REAL && c->as != ROWS_BF16));
 }
 /* Settings that are yes or no, and their places in a RowCodec. */
-enum { FLAGS = 3 };
+enum { FLAGS = 4 };
 static const struct {
     const char *key;
     size_t at;
 } flags[FLAGS] = {{"rotate", offsetof(RowCodec, rotate)},
                   {"apart", offsetof(RowCodec, apart)},
-                  {"turned", offsetof(RowCodec, turned)}};
-static bool flag_known(const RowCodec *c, int i) { return i ? c->levels != NULL : codec_rotates(c); }
+                  {"turned", offsetof(RowCodec, turned)},
+                  {"pairs", offsetof(RowCodec, pairs)}};
+static bool flag_known(const RowCodec *c, int i) {
+    return i == 0 ? codec_rotates(c) : i < 3 ? c->levels != NULL : c->predicts;
+}
 /* Settings of a codec with salient rows that are numbers: whole ones, and one that is not. */
 enum { NUMBERS = 3 };
 static const struct {

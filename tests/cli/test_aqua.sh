@@ -34,13 +34,13 @@ refused 'expected --out FILE' calibrate $src tests/golden/README.md --for aqua
 refused 'expected palu or aqua, or aqua:bits=N,group=N, got '\''int4'\''' calibrate $src tests/golden/README.md --out "$tmp/x" --for int4
 refused 'expected palu or aqua, or aqua:bits=N,group=N, got '\''palu:rank=0.25'\''' calibrate $src tests/golden/README.md --out "$tmp/x" --for palu:rank=0.25
 refused 'expected palu or aqua' calibrate $src tests/golden/README.md --out "$tmp/x" --for "aqua:basis=$basis"
-refused 'expected basis=FILE, bits=4|3|2, group=32|64, got '\''bits=8'\''' calibrate $src tests/golden/README.md --out "$tmp/x" --for aqua:bits=8
+refused 'expected basis=FILE, bits=4|3|2, group=32|64, pairs=yes or pairs=no, got '\''bits=8'\''' calibrate $src tests/golden/README.md --out "$tmp/x" --for aqua:bits=8
 [ ! -e "$tmp/x" ] || wrong "a refused calibration left a file"
 verdict calibrate
 
 # Fewer bits are fewer bytes, which info counts, with the rows of one layer as f32.
 most=1000000000
-for how in bits=4 bits=2; do
+for how in bits=4,pairs=no bits=4 bits=2; do
     run generate $src --prompt "$words" --max-new 8 --ignore-eos --json --cache-dtype "aqua:basis=$basis,$how" || wrong "generate $how: exit $?, $(cat "$tmp/err")"
     n=$(($(field prompt_tokens "$tmp/out") + $(field new_tokens "$tmp/out") - 1))
     have=$(field cache_bytes "$tmp/out")
@@ -48,7 +48,7 @@ for how in bits=4 bits=2; do
     [ "$(field bytes_at_context "$tmp/out")" = "$have" ] || wrong "$how: $have bytes, info says $(field bytes_at_context "$tmp/out") for $n tokens"
     [ "$have" -le "$most" ] || wrong "$how: $have bytes of at most $most"
     once=$(field once_per_token "$tmp/out") plain=$(run info $src --context "$n" --json --cache-dtype "int4" && field bytes_at_context "$tmp/out")
-    [ "$how" = bits=2 ] || [ "$have" -eq $((plain + n * once)) ] || wrong "$have bytes, not $plain of int4 and $n times $once"
+    [ "$how" != bits=4,pairs=no ] || [ "$have" -eq $((plain + n * once)) ] || wrong "$have bytes, not $plain of int4 and $n times $once"
     most=$have
 done
 run info $src --context 64 --cache-dtype "aqua:basis=$basis" && grep -q 'of it for the rows of one layer as f32' "$tmp/out" || wrong "info: $(cat "$tmp/out")"
@@ -65,6 +65,7 @@ run generate $src --max-new 7 --ignore-eos --temperature 0 --context 128 --json 
 [ "${begin%\"}$(field text "$tmp/out" | sed 's/^ *"//')" = "$whole" ] || wrong "session: $begin and $(field text "$tmp/out"), not $whole"
 refused 'but this session has aqua:' generate $src --context 128 --max-new 4 -q --cache-dtype "aqua:basis=$tmp/more,bits=4" --session "$tmp/keep"
 refused 'but this session has aqua:' generate $src --context 128 --max-new 4 -q --cache-dtype "aqua:basis=$basis,bits=3" --session "$tmp/keep"
+refused 'but this session has aqua:' generate $src --context 128 --max-new 4 -q --cache-dtype "aqua:basis=$basis,bits=4,pairs=no" --session "$tmp/keep"
 verdict sessions
 
 cp -r $src "$tmp/other" && chmod -R u+w "$tmp/other" && echo >>"$tmp/other/config.json"

@@ -4,7 +4,8 @@ NumPy, in float64: a row is predicted from the row below as it is read back, and
 
     python3 tests/golden/make_aqua.py > tests/golden/aqua.txt
 
-Codes are those of make_codecs.py; rotations are complex numbers, the Hadamard matrix a Kronecker power.
+Codes are those of make_codecs.py, packed ones or those of pairs, whose elements have drawn signs; rotations are complex
+numbers, the Hadamard matrix a Kronecker power.
 """
 import os
 import sys
@@ -12,7 +13,7 @@ import sys
 import numpy as np
 
 sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
-from make_codecs import packed  # noqa: E402
+from make_codecs import packed, pairs, points  # noqa: E402
 
 ROWS, FIRST, LANES, SLOTS, WIDTH, GROUP = 40, 4090, 2, 3, (8, 4), 32
 
@@ -47,6 +48,26 @@ def hadamard(n):
     return h
 
 
+def mixed(word):
+    """splitmix64's finaliser."""
+    word &= 2**64 - 1
+    word = (word ^ word >> 30) * 0xBF58476D1CE4E5B9 & 2**64 - 1
+    word = (word ^ word >> 27) * 0x94D049BB133111EB & 2**64 - 1
+    return word ^ word >> 31
+
+
+def signs(n):
+    golden = 0x9E3779B97F4A7C15
+    word = mixed(mixed(0xA90A + golden) + golden)  # of the first 64 elements
+    return np.array([-1.0 if word >> k & 1 else 1.0 for k in range(n)])
+
+
+def read_pairs(code, bits, n):
+    scale = np.frombuffer(bytes(2) + code[:2], np.float32)[0].astype(np.float64)
+    stream = int.from_bytes(code[4:], "little")
+    return (scale * points(bits)[[stream >> i * 2 * bits & 4**bits - 1 for i in range(n // 2)]]).ravel()
+
+
 def read(code, bits, n):
     """The elements of one group."""
     scale = np.frombuffer(bytes(2) + code[:2], np.float32)[0].astype(np.float64)
@@ -58,21 +79,22 @@ def read(code, bits, n):
     return np.array([scale * (zero + c) for c in codes])
 
 
-def settled(row, predicted, bits):
+def settled(row, predicted, bits, by_pairs):
     """Codes of the heads of a row, and what is read back."""
     width = len(row) // LANES
-    h, codes, back = hadamard(width), [], predicted.copy()
+    h, codes, back = hadamard(width) * (signs(width) if by_pairs else 1), [], predicted.copy()
     for lane in range(LANES):
         part = slice(lane * width, (lane + 1) * width)
-        codes.append(packed(np.float32(h @ (row - predicted)[part]), bits, GROUP))
-        back[part] += h @ read(codes[-1], bits, width)
+        codes.append((pairs if by_pairs else packed)(np.float32(h @ (row - predicted)[part]), bits, GROUP))
+        back[part] += h.T @ (read_pairs if by_pairs else read)(codes[-1], bits, width)
     return codes, back
 
 
 def main():
     K, V = LANES * WIDTH[0], LANES * WIDTH[1]
-    for bits, rope in ((4, (8, 0, False)), (3, (4, 2, True)), (2, (8, 0, False))):
-        print("case", bits, *[int(v) for v in rope])
+    for bits, by_pairs, rope in ((4, False, (8, 0, False)), (3, False, (4, 2, True)), (2, False, (8, 0, False)),
+                                 (4, True, (4, 2, True)), (3, True, (8, 0, False)), (2, True, (4, 0, False))):
+        print("case", bits, int(by_pairs), *[int(v) for v in rope])
         below = None
         for s in range(SLOTS):
             keys, values = 4 * table(10 * s, ROWS, K), 4 * table(10 * s + 1, ROWS, V)
@@ -81,8 +103,9 @@ def main():
             here = np.zeros((ROWS, K)), np.zeros((ROWS, V))
             for j in range(ROWS):
                 plain = np.concatenate([turned(k, FIRST + j, rope, -1) for k in keys[j].reshape(LANES, -1)])
-                codes, back = settled(plain, bk + (wk @ below[0][j] if s else 0), bits)
-                more, value = settled(values[j], bv + wv @ np.concatenate([back, below[1][j]] if s else [back]), bits)
+                codes, back = settled(plain, bk + (wk @ below[0][j] if s else 0), bits, by_pairs)
+                more, value = settled(values[j], bv + wv @ np.concatenate([back, below[1][j]] if s else [back]), bits,
+                                      by_pairs)
                 here[0][j], here[1][j] = back, value
                 for lane in range(LANES):
                     for part, c in ((0, codes), (1, more)):

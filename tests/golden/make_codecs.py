@@ -5,6 +5,8 @@ in NumPy with another arithmetic: float64 sums, nearest numbers found in a list,
     python3 tests/golden/make_codecs.py > tests/golden/codecs.txt
     python3 tests/golden/make_codecs.py blocks > tests/golden/blocks.txt
 """
+import os
+import re
 import sys
 
 import numpy as np
@@ -134,6 +136,73 @@ def kvquant(x, bits, group, apart):
     return out
 
 
+def points(bits):
+    """The grid of layers/cache/pairs.h, which make_pairs.py makes."""
+    text = open(os.path.join(os.path.dirname(os.path.abspath(__file__)), "../../layers/cache/pairs.h")).read()
+    table = re.search(r"pairs%d\[\d+\]\[2\] = \{(.*?)\};" % 4**bits, text, re.S).group(1)
+    grid = np.array([[int(v) for v in pair] for pair in re.findall(r"\{(-?\d+), (-?\d+)\}", table)])
+    assert grid.shape == (4**bits, 2)
+    return grid / 2048
+
+
+def bf16(x):
+    """The nearest one, ties to even."""
+    word = int(np.array([x], np.float32).view(np.uint32)[0])
+    word = word + 0x7fff + (word >> 16 & 1) >> 16 << 16
+    return float(np.array([word], np.uint32).view(np.float32)[0])
+
+
+def pairs_nearest(x, grid, s):
+    codes = []
+    for i in range(0, len(x), 2):
+        off = (x[i] / s - grid[:, 0])**2 + ((x[i + 1] / s - grid[:, 1])**2 if i + 1 < len(x) else 0)
+        codes.append(int(np.argmin(off)))
+    return codes
+
+
+def pairs_read(s, codes, grid, n):
+    return (s * grid[codes]).ravel()[:n]
+
+
+def pairs_again(x, grid):
+    """Scale and codes of elements that are a scale times points."""
+    first = int(np.flatnonzero(x)[0])
+    for by in grid[:, first % 2]:
+        s = x[first] / by if by else 0
+        if s >= 2.0**-100 and bf16(s) == s:
+            codes = pairs_nearest(x, grid, s)
+            if (pairs_read(s, codes, grid, len(x)) == x).all():
+                return s, codes
+    return None
+
+
+def pairs_group(x, grid):
+    x = np.array(x, np.float32).astype(np.float64)
+    none = 0.0, [0] * ((len(x) + 1) // 2)
+    found = pairs_again(x, grid) if x.any() else none
+    if found:
+        return found
+    s = bf16(np.sqrt((x**2).mean()))
+    if s < 2.0**-100:
+        return none
+    codes = pairs_nearest(x, grid, s)
+    for _ in range(2):
+        p = pairs_read(1, codes, grid, len(x))
+        s = bf16((p @ x) / (p @ p))
+        codes = pairs_nearest(x, grid, s)
+    return pairs_again(pairs_read(s, codes, grid, len(x)), grid)
+
+
+def pairs(x, bits, group):
+    grid, heads, codes = points(bits), b"", []
+    for g in range(0, len(x), group):
+        s, some = pairs_group(x[g:g + group], grid)
+        heads += number_bytes(s)[2:]
+        codes += some
+    stream = sum(c << i * 2 * bits for i, c in enumerate(codes))
+    return padded(heads) + stream.to_bytes((len(codes) * 2 * bits + 31) // 32 * 4, "little")
+
+
 ROWS, KEYS, VALUES, ANGLE = 64, 3, 40, 0.3
 
 
@@ -179,6 +248,7 @@ def print_rows():
             for bits in (4, 3, 2):
                 for group in (32, 64):
                     print(f"int{bits}:group={group}", width, kind, packed(row, bits, group).hex())
+                    print(f"aqua:pairs=yes,bits={bits},group={group}", width, kind, pairs(row, bits, group).hex())
         print("fp8", width, TIES, fp8(halfway(width)).hex())
 
 

@@ -44,10 +44,10 @@ typedef struct {
     Kv kv[SLOTS];
     int idx[ROWS], seq, nan; /* nan: the row whose first key of the first slot is none; -1: none is */
 } Bench;
-static void bench_open(Bench *b, int bits, const Rope *rope) {
+static void bench_open(Bench *b, int bits, bool pairs, const Rope *rope) {
     Err e = {0};
     *b = (Bench){.codec = codec_aqua, .nan = -1};
-    b->codec.bits = bits;
+    b->codec.bits = bits, b->codec.pairs = pairs;
     rig_open(&b->g, rig_first(), 1, 1 << 20);
     rig_use(&b->g, (Table){"baseline", &ops_cpu_baseline, NULL}, 1);
     for (int s = 0; s < SLOTS; s++) {
@@ -146,21 +146,22 @@ static void compared(FILE *f, const Bench *b, real *back[SLOTS][2]) {
                                   off);
                     }
                 }
-    printf("%d bits: rows off by %.2g at most\n", b->codec.bits, worst);
+    printf("%d bits%s: rows off by %.2g at most\n", b->codec.bits, b->codec.pairs ? " in pairs" : "", worst);
 }
 /* As they are settled in one pass, in two, and as they are read from the cache: the same bits. */
 Test(aqua, rows_are_those_of_the_papers_rule) {
     FILE *f = fopen("tests/golden/aqua.txt", "r");
     cr_assert(f);
-    for (int turn = 0; turn < 3; turn++) {
+    for (int turn = 0; turn < 6; turn++) {
         Bench b;
         real *whole[SLOTS][2], *back[SLOTS][2];
         word_is(f, "case");
         const int bits = (int)number(f);
+        const bool pairs = number(f) > 0;
         Rope rope = {.n = (int)number(f), .at = (int)number(f), .interleaved = number(f) > 0, .factor = 1};
         for (int i = 0; i < rope.n / 2; i++) rope.f[i] = pow(1000, -2.0 * i / rope.n);
         backs_take(whole), backs_take(back);
-        bench_open(&b, bits, &rope);
+        bench_open(&b, bits, pairs, &rope);
         bench_pass(&b, 0, ROWS, whole);
         compared(f, &b, whole);
         bench_pass(&b, ROWS, ROWS + 1, back);
@@ -169,7 +170,7 @@ Test(aqua, rows_are_those_of_the_papers_rule) {
                 CHECK_BYTES("read from the cache", back[s][i], whole[s][i],
                             (size_t)(ROWS * (i ? V : K)) * sizeof(real));
         bench_close(&b);
-        bench_open(&b, bits, &rope);
+        bench_open(&b, bits, pairs, &rope);
         bench_pass(&b, 0, 23, back), bench_pass(&b, 23, 24, back), bench_pass(&b, 24, ROWS, back);
         for (int s = 0; s < SLOTS; s++)
             for (int i = 0; i < 2; i++)
@@ -180,16 +181,16 @@ Test(aqua, rows_are_those_of_the_papers_rule) {
     fclose(f);
 }
 /* What is no number stays none, in its row and the rows above it alone. */
-Test(aqua, a_row_that_is_no_number_stays_alone) {
+static void no_number(bool pairs) {
     Bench b;
     real *sound[SLOTS][2], *back[SLOTS][2], *read[SLOTS][2];
     Rope rope = {.n = KDIM, .factor = 1};
     for (int i = 0; i < KDIM / 2; i++) rope.f[i] = 0.1 * i;
     backs_take(sound), backs_take(back), backs_take(read);
-    bench_open(&b, 2, &rope);
+    bench_open(&b, 2, pairs, &rope);
     bench_pass(&b, 0, ROWS, sound);
     bench_close(&b);
-    bench_open(&b, 2, &rope);
+    bench_open(&b, 2, pairs, &rope);
     b.nan = 17;
     bench_pass(&b, 0, ROWS, back), bench_pass(&b, ROWS, ROWS + 1, read);
     for (int s = 0; s < SLOTS; s++)
@@ -206,32 +207,35 @@ Test(aqua, a_row_that_is_no_number_stays_alone) {
     bench_close(&b);
     backs_free(sound), backs_free(back), backs_free(read);
 }
+Test(aqua, a_row_that_is_no_number_stays_alone) {
+    for (int pairs = 0; pairs < 2; pairs++) no_number(pairs);
+}
 
 /* ---- models ------------------------------------------------------------------------------------------------------*/
 
 /* As test_palu.c has it. A code that turns over by a rounding of what made the row moves a row of 2 bits
  * far, and those above it: in f32 the bound is wide, and the rule above has the same bits. */
 Test(aqua, rows_look_the_same_behind_every_cut, .timeout = 300) {
-    static const char *const settings[] = {"bits=4", "bits=3,group=64", "bits=2"};
+    static const char *const settings[] = {"bits=4,pairs=no", "bits=3,group=64", "bits=2", "bits=2,pairs=no"};
     int models = 0;
     for (int i = 0; i < zoo_count(); i++) {
         PaluCase c, plain;
         int tok[T];
-        if (!check_sampled(i) || !aqua_open(&c, i, settings[i % 3], (ModelOpts){0})) continue;
+        if (!check_sampled(i) || !aqua_open(&c, i, settings[i % 4], (ModelOpts){0})) continue;
         palu_plain(&plain, i, (ModelOpts){0});
         const size_t n = (size_t)(T * c.cfg.vocab);
         real *whole = xcalloc(n, sizeof *whole), *cut = xcalloc(n, sizeof *cut);
         palu_text(tok, c.cfg.vocab, (uint64_t)i);
         palu_logits(&plain, tok, T, T, cut), palu_logits(&c, tok, T, T, whole);
         const double apart = palu_distance(whole, cut, n);
-        cr_assert(apart > 1e-6 && apart < 1, "%s, %s: %.3g from a dense cache", zoo[i].name, settings[i % 3], apart);
+        cr_assert(apart > 1e-6 && apart < 1, "%s, %s: %.3g from a dense cache", zoo[i].name, settings[i % 4], apart);
         double worst = 0;
         for (int first = 1; first < T; first += 4) {
             palu_logits(&c, tok, first, first % 2 ? 1 : 7, cut);
             worst = fmax(worst, palu_distance(cut, whole, n));
         }
         cr_assert(worst <= (REAL == F64 ? 1e-9 : 0.15) || (palu_decides(i) && REAL == F32), "%s, %s: %.3g", zoo[i].name,
-                  settings[i % 3], worst);
+                  settings[i % 4], worst);
         free(whole), free(cut);
         palu_close(&c), palu_close(&plain);
         models++;
@@ -343,16 +347,19 @@ static float no_prediction(const char *name, size_t i, float x) {
     (void)name, (void)i, (void)x;
     return 0;
 }
-/* A prediction of 0 leaves the row itself: keys before their rotation and values, mixed and in packed codes. Of layer
- * 0, whose rows no codec has changed, the same bytes as codec_packed_encode gives. */
-Test(aqua, without_a_prediction_rows_are_packed_codes) {
+/* A prediction of 0 leaves the row itself: keys before their rotation and values, mixed and in packed codes or those of
+ * pairs. Of layer 0, whose rows no codec has changed, the same bytes as codec_packed_encode or codec_pairs_encode
+ * gives. */
+Test(aqua, without_a_prediction_rows_are_plain_codes) {
     const int animal = zoo_find("gqa");
-    for (int bits = 2; bits <= 4; bits++) {
+    for (int how = 0; how < 6; how++) {
+        const int bits = 2 + how / 2;
+        const bool pairs = how % 2;
         PaluCase plain, own;
         Session dense, low;
         int tok[T];
-        char settings[20], *path = check_path("some"), *none = check_path("none");
-        snprintf(settings, sizeof settings, "bits=%d", bits);
+        char settings[40], *path = check_path("some"), *none = check_path("none");
+        snprintf(settings, sizeof settings, "bits=%d,pairs=%s", bits, pairs ? "yes" : "no");
         cr_assert(aqua_calibrate(animal, 1, settings, path, NULL));
         aqua_change(path, none, no_prediction);
         aqua_open_file(&own, animal, settings, none, (ModelOpts){0});
@@ -370,17 +377,20 @@ Test(aqua, without_a_prediction_rows_are_packed_codes) {
                 for (int h = 0; h < k->lanes; h++) {
                     const int w = i ? k->vdim : k->kdim, piece = w & -w;
                     const real *row = rows[i] + (j * k->lanes + h) * w;
-                    const size_t at = slot_place_of(s, h, j), bytes = codec_packed_bytes(&own.codec, w);
+                    const size_t at = slot_place_of(s, h, j), bytes = own.codec.bytes(&own.codec, w);
+                    const uint64_t minus = pairs ? rng_mix(0xA90A, 0) : 0;
                     real mixed[64];
                     unsigned char want[64];
                     for (int n = 0; n < w; n++) { /* a row of the Hadamard matrix: signs by the common bits */
                         double sum = 0;
                         for (int m = n / piece * piece; m < n / piece * piece + piece; m++)
                             sum +=
-                                (__builtin_popcount((unsigned)(m % piece & n % piece)) % 2 ? -1 : 1) * (double)row[m];
+                                ((__builtin_popcountll((unsigned)(m % piece & n % piece)) + (minus >> m & 1)) % 2 ? -1
+                                                                                                                  : 1) *
+                                (double)row[m];
                         mixed[n] = (real)(sum / sqrt(piece));
                     }
-                    codec_packed_encode(&own.codec, want, mixed, w);
+                    (pairs ? codec_pairs_encode : codec_packed_encode)(&own.codec, want, mixed, w);
                     cr_assert(bytes <= sizeof want);
                     CHECK_BYTES("codes", (const char *)s->t.data.p + (i ? slot_value(s, at) : slot_key(s, at)), want,
                                 bytes);
@@ -398,11 +408,12 @@ Test(aqua, bytes_are_those_of_residuals_and_one_layer, .timeout = 120) {
         PaluCase c;
         Session s;
         int tok[T];
-        char text[20];
+        char text[40];
         const int bits = 2 + i % 3;
+        const bool pairs = i % 2;
         size_t rows = 0, once = 0, mapped;
         Err e = {0};
-        snprintf(text, sizeof text, "bits=%d", bits);
+        snprintf(text, sizeof text, "bits=%d,pairs=%s", bits, pairs ? "yes" : "no");
         if (!check_sampled(i) || !aqua_open(&c, i, text, (ModelOpts){0})) continue;
         CacheCost *cost = xcalloc(1, sizeof *cost);
         palu_text(tok, c.cfg.vocab, 3);
@@ -417,7 +428,8 @@ Test(aqua, bytes_are_those_of_residuals_and_one_layer, .timeout = 120) {
             for (int v = 0; v < 2; v++) {
                 const int w = v ? r->vdim : r->kdim, low = bits == 3 ? 2 : bits;
                 cr_assert(w <= 32);
-                rows += (size_t)(T * r->lanes * 4) * (size_t)(1 + (w * low + 31) / 32 + (bits == 3));
+                const int words = pairs ? ((w + 1) / 2 * 2 * bits + 31) / 32 : (w * low + 31) / 32 + (bits == 3);
+                rows += (size_t)(T * r->lanes * 4) * (size_t)(1 + words);
             }
             once = (size_t)(T * r->lanes * (r->kdim + r->vdim)) * sizeof(real);
         }
