@@ -5,7 +5,7 @@
     ONLY=palu python3 ...                                the rows of codecs with this in their name
 
 palu and aqua are calibrated by each model on CALIBRATION bytes of the text's beginning, which training saw; aqua for each
-number of bits. Bits of aqua are those of the residuals; the rows of one layer that are held as f32 are not counted.
+number of bits. Bits of aqua are those of residuals (in blocks); the rows of one layer that are held as f32 are not counted.
 
 Every model (byte tokens) reads WINDOWS pieces of the text's last tenth, which training with val_fraction 0.1 did not
 see. The logits are those of `kvsmith logits`, whose own rows are already what the codec leaves of them. Positions from FROM on
@@ -27,7 +27,7 @@ CODECS = ("f32", "bf16", "int8", "int8:rotate=yes", "fp8", "fp8:rotate=yes", "in
           "zipcache", "zipcache:share=1", "zipcache:share=0.5", "zipcache:share=0.5,probes=64", "zipcache:share=0.25", "zipcache:share=0",
           *(f"palu:rank={r},bits={b}" for r in (1, 0.75, 0.5, 0.25) for b in (16, 8, 4)), "palu:rank=0.5,value_rank=1", "palu:rank=1,value_rank=0.5",
           *(f"minicache:{how}bits={b}" for how in ("", "apart=0,", "apart=0.25,", "from=0,") for b in (16, 8, 4)), "minicache:apart=1,bits=4", "minicache:t=0.4,bits=16", "minicache:t=0.5,bits=16", "minicache:t=0.8,bits=16",
-          *(f"aqua:bits={b}{how},group={g}" for b in (4, 3, 2) for how in ("", ",pairs=no") for g in (32, 64)))
+          *(f"aqua:bits={b}{how}" for b in (4, 3, 2) for how in ("", ",recent=64", ",pairs=no,group=32", ",pairs=no,group=64")), "aqua:bits=2,recent=128")
 CALIBRATION = 32768
 CODECS = tuple(c for c in CODECS if c == "f32" or os.environ.get("ONLY", "") in c)
 

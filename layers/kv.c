@@ -10,7 +10,7 @@ void kv_fields(const KvShape *s, int N, Kv *kv, Fields *f) {
     if (!s->lanes) return;
     field(f, &kv->k, "k", 0, N, s->lanes, s->kdim);
     if (!s->alias) field(f, &kv->v, "v", 0, N, s->lanes, s->vdim);
-    for (int i = 0; i < 2 && s->basis; i++)
+    for (int i = 0; i < 2 && basis_settles(s); i++)
         field(f, &kv->coef[i], i ? "coefficients of v" : "coefficients of k", 0, N, s->lanes, s->basis->part[i].rank);
     if (s->evicts) field(f, &kv->bias, "bias", FIELD_F32, N, s->lanes);
 }
@@ -46,7 +46,7 @@ static void kv_settle_basis(Run *r, const Kv *made) {
 void kv_settle(Run *r, Kv *kv) {
     const Kv made = kv_made(r, kv);
     if (basis_predicts(kv->s.basis)) {
-        aqua_settle(r, &made);
+        if (basis_settles(&kv->s)) aqua_settle(r, &made);
         return;
     }
     if (kv->s.basis) {

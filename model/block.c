@@ -1,5 +1,6 @@
 /* block.c: one block of the model, forward, over a history, and backward: see block.h. */
 #include "block.h"
+#include "layers/cache/aqua.h"
 #include "layers/parts.h"
 #include "ops/host.h"
 
@@ -166,7 +167,7 @@ void block_shared_fields(const Model *m, Workspace *ws, int l, int N, bool gradi
 void block_below_fields(const Model *m, int N, Run *r, Fields *f) {
     for (int l = 0; l < m->L; l++) {
         const KvShape *s = &m->layer[l].rows;
-        if (!basis_predicts(s->basis)) continue;
+        if (!basis_predicts(s->basis) || !basis_settles(s)) continue;
         field(f, &r->below[0], "keys of the layer below", 0, N, s->lanes, s->kdim);
         field(f, &r->below[1], "values of the layer below", 0, N, s->lanes, s->vdim);
         return;

@@ -14,6 +14,17 @@ static void aqua_encode(const RowCodec *c, void *part, const real *from, int wid
 static void aqua_decode(const RowCodec *c, real *to, const void *part, int width) {
     (c->pairs ? codec_pairs_decode : codec_packed_decode)(c, to, part, width);
 }
+static size_t aqua_block_bytes(const RowCodec *c, int kdim, int vdim) {
+    return (size_t)c->block * (aqua_bytes(c, kdim) + aqua_bytes(c, vdim));
+}
+void codec_aqua_recent(RowCodec *c, int rows) {
+    c->block = rows;
+    c->as = rows ? ROWS_REAL : ROWS_CODED;
+    c->bytes = rows ? codec_f32_bytes : aqua_bytes;
+    c->encode = rows ? codec_f32_encode : aqua_encode;
+    c->decode = rows ? codec_f32_decode : aqua_decode;
+    c->block_bytes = rows ? aqua_block_bytes : NULL;
+}
 const RowCodec codec_aqua = {.name = "aqua",
                              .meaning = "as residuals of what the layer below predicts by a calibrated matrix, in 4, 3 "
                                         "or 2 bits",
@@ -59,10 +70,10 @@ static void residual_back(const RowCodec *c, real *x, int width) {
 }
 void aqua_recode(const RowCodec *c, real *x, real *code, int width) {
     uint32_t part[BASIS_WIDEST];
-    CHECK(width <= BASIS_WIDEST && c->bytes(c, width) <= sizeof part, "a part of %d elements", width);
+    CHECK(width <= BASIS_WIDEST && aqua_bytes(c, width) <= sizeof part, "a part of %d elements", width);
     residual_mix(c, x, width);
-    c->encode(c, part, x, width);
-    c->decode(c, code, part, width);
+    aqua_encode(c, part, x, width);
+    aqua_decode(c, code, part, width);
     memcpy(x, code, (size_t)width * sizeof *x);
     residual_back(c, x, width);
 }
@@ -77,13 +88,15 @@ struct Chain {
     Lanes dense;
 };
 
-enum { PIECE_ROWS = 128, PIECE_ALONE = 20000 };
-/* Rows `first`..first+n-1 of the pass, or of a sequence of the slot, whose lane 0 this is. */
+enum { PIECE_ROWS = 128, PIECE_ALONE = 20000, CHAIN_PAGE = 64, CHAIN_BLOCK_MOST = 128 };
+/* Rows `first`..first+n-1 of a pass, or of a sequence of the slot, whose lane 0 this is. */
 typedef struct {
     Run *r;
     const KvShape *s;
     const RowBasis *b;
-    const Kv *pass; /* NULL: those of the slot */
+    const Kv *pass;       /* rows as computed, which become what is read back; NULL: those of the slot */
+    const int *pos;       /* of a pass: their positions, */
+    const real *below[2]; /* and the rows below: keys, values */
     const Slot *slot;
     Lanes *dense;
     int lane, first, n;
@@ -114,10 +127,19 @@ static real *piece_part(const Piece *p, bool value, int j, int h) {
 }
 /* The same of the row below: of history it lies where the row comes to be. */
 static const real *piece_below(const Piece *p, bool value, int j, int h) {
-    return p->pass ? R(p->r->below[value]) + pass_at(p, value, j, h) : piece_part(p, value, j, h);
+    return p->pass ? p->below[value] + pass_at(p, value, j, h) : piece_part(p, value, j, h);
 }
 static int piece_pos(const Piece *p, int j) {
-    return p->pass ? p->r->batch->pos[p->first + j] : p->slot->t.pos[slot_place_of(p->slot, p->lane, p->first + j)];
+    return p->pass ? p->pos[p->first + j] : p->slot->t.pos[slot_place_of(p->slot, p->lane, p->first + j)];
+}
+/* What is stored of a part of row j of the slot. */
+static const void *piece_code(const Piece *p, bool value, int j, int h) {
+    const Slot *s = p->slot;
+    const size_t at = slot_place_of(s, p->lane + h, p->first + j), P = (size_t)s->t.P;
+    if (!rows_together(p->s)) return (const char *)s->t.data.p + (value ? slot_value(s, at) : slot_key(s, at));
+    const RowCodec *c = p->s->codec;
+    const size_t keys = P * aqua_bytes(c, p->s->kdim), each = aqua_bytes(c, piece_width(p, value));
+    return lanes_block(&s->t, (int)(at / P)) + (value ? keys : 0) + at % P * each;
 }
 /* made (n, lanes width) becomes what is predicted from x. */
 static void piece_predict(const Piece *p, Tensor made, Tensor x, bool value) {
@@ -141,9 +163,7 @@ static void piece_add(const Piece *p, real *made, bool value, int j, int h, int 
         for (int k = 0; k < width; k++) x[k] = part[k] - made[k];
         aqua_recode(c, x, R(p->pass->coef[value]) + pass_at(p, value, j, h), width);
     } else {
-        const size_t at = slot_place_of(p->slot, p->lane + h, p->first + j);
-        c->decode(c, x, (const char *)p->slot->t.data.p + (value ? slot_value(p->slot, at) : slot_key(p->slot, at)),
-                  width);
+        aqua_decode(c, x, piece_code(p, value, j, h), width);
         residual_back(c, x, width);
     }
     for (int k = 0; k < width; k++) made[k] += x[k];
@@ -207,7 +227,13 @@ static void pieces(Piece p, int end) {
 void aqua_settle(Run *r, const Kv *made) {
     const Batch *b = r->batch;
     CHECK(present(r->below[0]) && r->in.n == b->N, "%d rows of %d, or nowhere to keep them", r->in.n, b->N);
-    pieces((Piece){.r = r, .s = &made->s, .b = made->s.basis, .pass = made}, b->N);
+    pieces((Piece){.r = r,
+                   .s = &made->s,
+                   .b = made->s.basis,
+                   .pass = made,
+                   .pos = b->pos,
+                   .below = {R(r->below[0]), R(r->below[1])}},
+           b->N);
     r->ops->copy(r, r->below[0], made->k);
     r->ops->copy(r, r->below[1], made->v);
 }
@@ -231,7 +257,11 @@ Chain *chain_make(Slot *slots, int nslots) {
     }
     if (c->n) {
         c->dense = c->slot[0]->t;
-        c->dense.s.codec = NULL, c->dense.s.basis = NULL;
+        c->dense.s.codec = NULL, c->dense.s.basis = NULL, c->dense.nblocks = 0;
+        if (rows_together(&c->slot[0]->t.s)) { /* kernels read pages of so many rows at most */
+            c->dense.P = CHAIN_PAGE;
+            c->dense.maxpages *= c->slot[0]->t.P / CHAIN_PAGE;
+        }
         c->dense.npages = c->dense.nseq * c->dense.s.lanes * c->dense.maxpages;
         return c;
     }
@@ -261,6 +291,17 @@ size_t chain_bytes(const Chain *c, int seq) {
     const int lane = seq * t->s.lanes;
     return (size_t)(t->hi[lane] - t->lo[lane]) * aqua_token_bytes(&t->s);
 }
+/* Rows that wait for a block, as they were computed. */
+static void chain_waiting(const Piece *p, int end) {
+    for (int h = 0; h < p->s->lanes; h++)
+        for (int row = p->first; row < end; row++) {
+            const size_t at = slot_place_of(p->slot, p->lane + h, row);
+            const char *data = p->slot->t.data.p;
+            const int j = row - p->first;
+            memcpy(piece_part(p, false, j, h), data + slot_key(p->slot, at), (size_t)p->s->kdim * sizeof(real));
+            memcpy(piece_part(p, true, j, h), data + slot_value(p->slot, at), (size_t)p->s->vdim * sizeof(real));
+        }
+}
 /* The rows of slot i in place of those of the slot before. */
 static void chain_step(Run *r, Chain *c, int i) {
     const Slot *s = c->slot[i];
@@ -276,7 +317,11 @@ static void chain_step(Run *r, Chain *c, int i) {
                 t->pos[page * (size_t)t->P + (size_t)(row % t->P)] = s->t.pos[slot_place_of(s, lane + h, row)];
             }
         }
-        pieces((Piece){.r = r, .s = &s->t.s, .b = s->t.s.basis, .slot = s, .dense = t, .lane = lane, .first = lo}, hi);
+        Piece p = {.r = r, .s = &s->t.s, .b = s->t.s.basis, .slot = s, .dense = t, .lane = lane, .first = lo};
+        const int coded = rows_together(p.s) ? blocks_waiting(s, lane) : hi;
+        pieces(p, coded);
+        p.first = coded;
+        chain_waiting(&p, hi);
     }
     c->now = i;
 }
@@ -291,4 +336,58 @@ const Lanes *chain_lanes(Run *r, const Slot *s) {
     while (c->now < s->link) chain_step(r, c, c->now + 1);
     t->s0 = s->t.s0, t->lo = s->t.lo, t->hi = s->t.hi;
     return t;
+}
+
+/* ---- rows that become blocks -------------------------------------------------------------------------------------*/
+
+/* Rows row..row+P-1 of a sequence, whose lane 0 this is, in one slot; `rows` is room for them. `below` has what is read
+ * back of them in the slot below, and then in this one. */
+static void chain_store_page(Run *r, Slot *s, int lane, int row, Kv *rows, real *const below[2]) {
+    const KvShape *k = &s->t.s;
+    const RowCodec *c = k->codec;
+    const int P = s->t.P, lanes = k->lanes, width[2] = {k->kdim, k->vdim};
+    real *const part[2] = {R(rows->k), R(rows->v)};
+    int pos[CHAIN_BLOCK_MOST];
+    for (int j = 0; j < P; j++)
+        for (int h = 0; h < lanes; h++) {
+            const size_t at = slot_place_of(s, lane + h, row + j), from[2] = {slot_key(s, at), slot_value(s, at)};
+            pos[j] = s->t.pos[at];
+            for (int i = 0; i < 2; i++)
+                memcpy(part[i] + (size_t)(j * lanes + h) * (size_t)width[i], (const char *)s->t.data.p + from[i],
+                       (size_t)width[i] * sizeof(real));
+        }
+    pieces((Piece){.r = r, .s = k, .b = k->basis, .pass = rows, .pos = pos, .below = {below[0], below[1]}}, P);
+    for (int i = 0; i < 2; i++) memcpy(below[i], part[i], (size_t)(P * lanes * width[i]) * sizeof(real));
+    for (int h = 0; h < lanes; h++) {
+        const int block = slot_take_page(s, true);
+        char *to = lanes_block(&s->t, block);
+        for (int i = 0; i < 2; i++)
+            for (int j = 0; j < P; j++, to += aqua_bytes(c, width[i]))
+                aqua_encode(c, to, R(rows->coef[i]) + (size_t)(j * lanes + h) * (size_t)width[i], width[i]);
+        blocks_replace(s, lane + h, row, block, false);
+    }
+}
+void chain_store(Run *r, Chain *c, const Batch *b, const int *accept) {
+    const Slot *first = c->slot[0], *last = c->slot[c->n - 1];
+    const KvShape *s = &first->t.s;
+    const int P = rows_together(s);
+    if (!P) return;
+    CHECK(P <= CHAIN_BLOCK_MOST, "blocks of %d rows", P);
+    const Mark mark = arena_mark(r->scratch);
+    Kv rows = {.k = SCRATCH(r, "keys that become blocks", P, s->lanes, s->kdim),
+               .v = SCRATCH(r, "values that become blocks", P, s->lanes, s->vdim)};
+    rows.coef[0] = SCRATCH(r, "codes of keys", P, s->lanes, s->kdim);
+    rows.coef[1] = SCRATCH(r, "codes of values", P, s->lanes, s->vdim);
+    const Tensor below[2] = {SCRATCH(r, "keys of blocks below", P, s->lanes, s->kdim),
+                             SCRATCH(r, "values of blocks below", P, s->lanes, s->vdim)};
+    if (measuring(r)) pieces((Piece){.r = r, .s = s, .b = last->t.s.basis, .pass = &rows}, P);
+    for (int q = 0; q < b->B && !measuring(r); q++) {
+        const int to = accept ? b->off[q] + accept[q] : b->off[q + 1], lane = b->seq[q] * s->lanes,
+                  hi = first->t.hi[lane];
+        if (to == b->off[q] || hi % P || hi == first->t.s0[lane]) continue;
+        if (*slot_entry(first, lane, hi - P) >= first->t.npages) continue;
+        for (int i = 0; i < c->n; i++)
+            chain_store_page(r, c->slot[i], lane, hi - P, &rows, (real *const[]){R(below[0]), R(below[1])});
+    }
+    arena_release(r->scratch, mark);
 }

@@ -9,6 +9,10 @@
  * read back, of a pass as of history, and sums have one order (Ops.linear_invariant): so a row has the same bits
  * however a text is cut.
  *
+ * With RowCodec.block a query sees the rows of its own block as they were computed, and those of earlier blocks as
+ * above. Rows wait in a page as `real`s until it is full; then every slot's becomes a block, which has the codes of its
+ * keys and then of its values, row by row: the same codes that the rows would have one by one.
+ *
  * History is read from the first slot up. A cache has room for the rows of one slot as `real`s, of all positions, which
  * become those of the next slot in place; attention reads these. */
 #pragma once
@@ -23,9 +27,15 @@ void chain_clear(Chain *);
 void chain_begin(Chain *);
 /* The rows of a slot that the pass's queries see, as `real`s, until the next call. Takes scratch while measuring. */
 const Lanes *chain_lanes(Run *, const Slot *);
+/* After kv_end: rows that fill a page become a block, of a codec that has blocks. Takes scratch while measuring. */
+void chain_store(Run *, Chain *, const Batch *, const int *accept);
 /* Bytes of one sequence's rows in that room. */
 size_t chain_bytes(const Chain *, int seq);
 
+/* Rows are stored together, so many at a time (RowCodec.block); 0: each alone. */
+void codec_aqua_recent(RowCodec *, int rows);
+/* The rows of a pass become coefficients, or residuals (Kv.coef). Where they wait for a block they do not yet. */
+static inline bool basis_settles(const KvShape *s) { return s->basis && !rows_together(s); }
 /* The pass's rows k and v become what the codec leaves of them; Kv.coef what is stored, Run.below the rows. Slots must
  * be settled in their order. */
 void aqua_settle(Run *, const Kv *made);

@@ -72,11 +72,21 @@ int blocks_waiting(const Slot *s, int lane) {
     while (row > lo && *slot_entry(s, lane, row - 1) < s->t.npages) row = (row - 1) / P * P;
     return imax(row, lo);
 }
+void blocks_replace(Slot *s, int lane, int row, int block, bool computed) {
+    int *entry = slot_entry(s, lane, row);
+    const size_t P = (size_t)s->t.P;
+    blocks_numbers(s, (size_t)block * P, (size_t)*entry * P, P);
+    if (computed)
+        *slot_computed(s, lane, row) = *entry;
+    else
+        slot_leave_page(s, entry);
+    slot_set(s, entry, block);
+}
 /* The page of rows row..row+P-1, which is full. */
 static void blocks_store_page(Slot *s, int lane, int row, bool computed) {
     Lanes *t = &s->t;
     const size_t P = (size_t)t->P;
-    int *entry = slot_entry(s, lane, row), page = *entry;
+    const int page = *slot_entry(s, lane, row);
     if (page < 0 || page >= t->npages) return; /* a window has let it go; or nothing was stored in this pass */
     const int block = slot_take_page(s, true);
     const size_t at = (size_t)page * P;
@@ -85,12 +95,7 @@ static void blocks_store_page(Slot *s, int lane, int row, bool computed) {
     real score[SALIENT_ROWS];
     if (t->s.codec->salient_bits) salient_score(s, lane, row, keys, score);
     blocks_encode(t, lanes_block(t, block), keys, (const void *)(data + slot_value(s, at)), score);
-    blocks_numbers(s, (size_t)block * P, at, P);
-    if (computed)
-        *slot_computed(s, lane, row) = page;
-    else
-        slot_leave_page(s, entry);
-    slot_set(s, entry, block);
+    blocks_replace(s, lane, row, block, computed);
 }
 /* The same of both slots of a pair, the upper of which is s: they have become full in the same pass. */
 static void blocks_merge_page(Slot *s, int lane, int row) {
@@ -112,14 +117,7 @@ static void blocks_merge_page(Slot *s, int lane, int row) {
     for (int of = 0; of < 2; of++)
         block[of] = slot_take_page(pair[of], true), to[of] = lanes_block(&pair[of]->t, block[of]);
     c->pair_encode(c, to, keys, values, kdim, vdim);
-    for (int of = 0; of < 2; of++) {
-        Slot *own = pair[of];
-        int *entry = slot_entry(own, lane, row);
-        const size_t P = (size_t)own->t.P;
-        blocks_numbers(own, (size_t)block[of] * P, (size_t)page[of] * P, P);
-        slot_leave_page(own, entry);
-        slot_set(own, entry, block[of]);
-    }
+    for (int of = 0; of < 2; of++) blocks_replace(pair[of], lane, row, block[of], false);
     s->t.merged[block[1] - s->t.npages] = block[0];
 }
 void blocks_store(Slot *s, int lane, bool computed) {

@@ -132,9 +132,9 @@ static size_t stored_put(Stored *d, Slot *s, int lane, int row, size_t from, int
 static void stored_end(Run *r, Slot *s, const Kv *pass, Stored *d) {
     const KvShape *k = &s->t.s;
     if (!k->lanes) return;
-    stored_parts(r, s, d, &d->key, k->basis ? pass->coef[0] : pass->k, key_stored(k), key_bytes(k));
-    if (!k->alias)
-        stored_parts(r, s, d, &d->value, k->basis ? pass->coef[1] : pass->v, value_stored(k), value_bytes(k));
+    const bool coef = basis_settles(k);
+    stored_parts(r, s, d, &d->key, coef ? pass->coef[0] : pass->k, key_stored(k), key_bytes(k));
+    if (!k->alias) stored_parts(r, s, d, &d->value, coef ? pass->coef[1] : pass->v, value_stored(k), value_bytes(k));
     if (s->score_of) r->ops->move(r, s->score, d->score.to, d->scores, d->score.from, d->score.n, 1);
     if (!present(d->kept)) return;
     r->ops->move(r, d->kept, d->old.to, s->carry, d->old.from, d->old.n, k->carry);
@@ -218,7 +218,7 @@ static void cache_end(Cache *c, Slot *s, const Batch *b, const int *accept) {
             /* the next query is one position on: of a window it sees the newest window-1 rows */
             if (s->t.s.window && stored) lo = imax(lo, hi - (s->t.s.window - 1));
             slot_show(s, lane, s->s0_next[lane], lo, hi);
-            if (s->t.nblocks && !s->chosen) blocks_store(s, lane, false); /* else by kv_policy */
+            if (s->t.nblocks && !s->chosen && !s->chain) blocks_store(s, lane, false); /* else by kv_policy */
         }
         slot_moves_done(c, s);
     }

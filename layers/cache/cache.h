@@ -112,7 +112,7 @@ Tensor kv_last(const Slot *);
  * of each lane that belong to layers before it. */
 void kv_ask(Run *, Slot *, const Probe *, int at, const int *accept);
 /* After kv_end: evictions of the sequences that the pass brought to a length where they are due. Waits for a device.
- * The Run is measured as those of passes are. */
+ * The Run is measured as those of passes are. Without a policy, too: rows of aqua that wait become blocks (aqua.h). */
 void kv_policy(Run *, Cache *, const Batch *, const int *accept);
 /* A prompt of sequence seq ends at a length of `next`: evictions of a policy that waits for it, later queries
  * select. */

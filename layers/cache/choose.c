@@ -1,5 +1,6 @@
 /* choose.c: between two passes a policy chooses the rows of lanes that stay: the queries that it asks for, what they
  * say about each row, the choice. */
+#include "aqua.h"
 #include "slot.h"
 #include "ops/salient.h"
 #include "ops/host.h"
@@ -351,6 +352,7 @@ static void choose_store(const Cache *c, Slot *s, const Batch *b, const int *acc
     }
 }
 void kv_policy(Run *r, Cache *c, const Batch *b, const int *accept) {
+    if (c->chain) chain_store(r, c->chain, b, accept);
     const int cut = policy_cut(&c->policy), every = policy_every(&c->policy);
     for (int q = 0; q < b->B && c->after && !measuring(r); q++) {
         const int to = accept ? b->off[q] + accept[q] : b->off[q + 1];

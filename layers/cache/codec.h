@@ -38,8 +38,8 @@ const RowCodec *codec_find(const char *name);
 void codec_names(char out[CODEC_NAMES_MAX]);
 /* NAME or NAME:KEY=VALUE,...: group=32|64 of packed codes; rotate=yes|no of every codec but f32, bf16, kvquant, which
  * has apart=yes|no and turned=yes|no; zipcache has bits, salient_bits, share and probes, palu rank, value_rank, bits
- * and basis, minicache from, t, apart (a share) and bits, and aqua bits, pairs=yes|no and basis. The text must outlive
- * the RowCodec: `basis` points into it. */
+ * and basis, minicache from, t, apart (a share) and bits, and aqua bits, pairs=yes|no, recent and basis. The text must
+ * outlive the RowCodec: `basis` points into it. */
 bool codec_parse(const char *text, RowCodec *, Err *);
 /* "group=32,rotate=no": all settings, with `between` between them; "": there are none. */
 void codec_settings(const RowCodec *, char between, char out[CODEC_TEXT_MAX]);

@@ -1,4 +1,5 @@
 /* codecs.c: the table of codecs, and the text of --cache-dtype. */
+#include "aqua.h"
 #include "codec.h"
 
 static const RowCodec *const codecs[] = {
@@ -90,7 +91,7 @@ static bool setting_bits(RowCodec *c, double x, int least) {
 }
 /* Settings of a codec with a file. `at`: the same word in the text that is kept. */
 static const char rank_known[] = "basis=FILE, rank=0..1, value_rank=0..1, bits=32|16|8|4|3|2, group=32|64";
-static const char predicts_known[] = "basis=FILE, bits=4|3|2, group=32|64";
+static const char predicts_known[] = "basis=FILE, bits=4|3|2, group=32|64, recent=0|64|128";
 static bool setting_rank(RowCodec *c, const char *word, const char *at) {
     const char *value = strchr(word, '=');
     double x;
@@ -98,6 +99,8 @@ static bool setting_rank(RowCodec *c, const char *word, const char *at) {
     const size_t n = (size_t)(value - word);
     if (!strncmp(word, "basis=", n)) return c->basis = at + n, c->basis_n = (int)strlen(value), true;
     if (!setting_value(value, &x)) return false;
+    if (c->predicts && !strncmp(word, "recent=", n))
+        return x == 0 || x == 64 || x == 128 ? codec_aqua_recent(c, (int)x), true : false;
     if (c->predicts) return !strncmp(word, "bits=", n) && (x == 2 || x == 3 || x == 4) ? c->bits = (int)x, true : false;
     if (!strncmp(word, "rank=", n)) return x > 0 && x <= 1 ? c->rank = x, true : false;
     if (!strncmp(word, "value_rank=", n)) return x > 0 && x <= 1 ? c->value_rank = x, true : false;
@@ -139,7 +142,8 @@ void codec_settings(const RowCodec *c, char between, char out[CODEC_TEXT_MAX]) {
     if (c->merges)
         snprintf(out + n, CODEC_TEXT_MAX - (size_t)n, "%cfrom=%.9g%ct=%.9g%capart=%.9g%cbits=%d", between, c->from,
                  between, c->toward, between, c->share, between, c->bits);
-    if (c->predicts) n += snprintf(out + n, CODEC_TEXT_MAX - (size_t)n, "%cbits=%d", between, c->bits);
+    if (c->predicts)
+        n += snprintf(out + n, CODEC_TEXT_MAX - (size_t)n, "%cbits=%d%crecent=%d", between, c->bits, between, c->block);
     for (int i = 0; i < FLAGS; i++) {
         const bool yes = *(const bool *)((const char *)c + flags[i].at);
         if (!flag_known(c, i)) continue;

@@ -124,6 +124,9 @@ RowTurns *blocks_turns(const RowCodec *, const Rope *);
 /* Full pages of a lane become blocks. Of a policy's rows the pages stay, too, while rows may yet be chosen
  * (`computed`). */
 void blocks_store(Slot *, int lane, bool computed);
+/* A block that has been written is in place of the page of rows row..row+P-1, which is given back, or kept as that
+ * of the rows as computed. */
+void blocks_replace(Slot *, int lane, int row, int block, bool computed);
 /* Slots whose rows a codec merges find each other. */
 void blocks_pair(Slot *, int nslots);
 /* Of a slot with a slot below, whose blocks and those below have been restored: which ones belong together. */

@@ -34,7 +34,7 @@ refused 'expected --out FILE' calibrate $src tests/golden/README.md --for aqua
 refused 'expected palu or aqua, or aqua:bits=N,group=N, got '\''int4'\''' calibrate $src tests/golden/README.md --out "$tmp/x" --for int4
 refused 'expected palu or aqua, or aqua:bits=N,group=N, got '\''palu:rank=0.25'\''' calibrate $src tests/golden/README.md --out "$tmp/x" --for palu:rank=0.25
 refused 'expected palu or aqua' calibrate $src tests/golden/README.md --out "$tmp/x" --for "aqua:basis=$basis"
-refused 'expected basis=FILE, bits=4|3|2, group=32|64, pairs=yes or pairs=no, got '\''bits=8'\''' calibrate $src tests/golden/README.md --out "$tmp/x" --for aqua:bits=8
+refused 'expected basis=FILE, bits=4|3|2, group=32|64, recent=0|64|128, pairs=yes or pairs=no, got '\''bits=8'\''' calibrate $src tests/golden/README.md --out "$tmp/x" --for aqua:bits=8
 [ ! -e "$tmp/x" ] || wrong "a refused calibration left a file"
 verdict calibrate
 
@@ -67,6 +67,38 @@ refused 'but this session has aqua:' generate $src --context 128 --max-new 4 -q 
 refused 'but this session has aqua:' generate $src --context 128 --max-new 4 -q --cache-dtype "aqua:basis=$basis,bits=3" --session "$tmp/keep"
 refused 'but this session has aqua:' generate $src --context 128 --max-new 4 -q --cache-dtype "aqua:basis=$basis,bits=4,pairs=no" --session "$tmp/keep"
 verdict sessions
+
+# Rows that wait for a block: those that info counts; a text, a session and a chunked prompt over several blocks.
+how="aqua:basis=$basis,bits=2,recent=64" long="$words $words $words"
+run generate $src --prompt "$long" --max-new 8 --ignore-eos --json --context 256 --cache-dtype "$how" || wrong "generate: exit $?, $(cat "$tmp/err")"
+n=$(($(field prompt_tokens "$tmp/out") + $(field new_tokens "$tmp/out") - 1)) have=$(field cache_bytes "$tmp/out")
+[ "$n" -gt 128 ] || wrong "a prompt of $n tokens fills no two blocks"
+run info $src --context "$n" --json --cache-dtype "$how" || wrong "info: $(cat "$tmp/err")"
+[ "$(field bytes_at_context "$tmp/out")" = "$have" ] || wrong "$have bytes, info says $(field bytes_at_context "$tmp/out") for $n tokens"
+waits() { run generate $src --prompt "$long" --max-new 12 --ignore-eos --temperature 0 --context 256 --json --cache-dtype "$how" "$@" && field text "$tmp/out"; }
+alone=$(waits) || wrong "generate: $(cat "$tmp/err")"
+for chunk in 1 37 200; do
+    [ "$(waits --chunk $chunk)" = "$alone" ] || wrong "chunks of $chunk: $(cat "$tmp/out")"
+done
+run generate $src --prompt "$long" --max-new 5 --ignore-eos --temperature 0 --context 256 --json --cache-dtype "$how" --save-session "$tmp/waits" || wrong "save: $(cat "$tmp/err")"
+begin=$(field text "$tmp/out")
+run generate $src --max-new 7 --ignore-eos --temperature 0 --context 256 --json --cache-dtype "$how" --session "$tmp/waits" || wrong "session: $(cat "$tmp/err")"
+[ "${begin%\"}$(field text "$tmp/out" | sed 's/^ *"//')" = "$alone" ] || wrong "session: $begin and $(field text "$tmp/out"), not $alone"
+for end in one two; do # texts that share a block, each alone and then together
+    printf '{"prompt":"%s %s"}\n' "$long" $end >>"$tmp/family"
+    run generate $src --prompt "$long $end" --max-new 6 --ignore-eos --temperature 0 --context 256 --json --cache-dtype "$how" || wrong "alone: $(cat "$tmp/err")"
+    field text "$tmp/out" >>"$tmp/texts"
+done
+run generate $src --batch-file "$tmp/family" --max-new 6 --ignore-eos --temperature 0 --context 256 --json --cache-dtype "$how" || wrong "together: $(cat "$tmp/err")"
+grep -o '"text":[^,}]*' "$tmp/out" | cut -d: -f2 | cmp -s - "$tmp/texts" || wrong "together: $(cat "$tmp/out"), alone $(cat "$tmp/texts")"
+for other in bits=2,recent=128 bits=2; do
+    refused 'but this session has aqua:' generate $src --context 256 --max-new 4 -q --cache-dtype "aqua:basis=$basis,$other" --session "$tmp/waits"
+done
+run calibrate $src tests/golden/README.md --for aqua:bits=2,recent=64 --out "$tmp/again" --tokens 700 --context 64 -q || wrong "calibrate: $(cat "$tmp/err")"
+refused '--policy lets each layer keep or read others' generate $src --prompt a --max-new 1 --cache-dtype "$how" --policy h2o:budget=0.5
+refused '--cache-memory would have on disk' generate $src --prompt a --max-new 1 --cache-dtype "$how" --cache-memory 1GB --cache-disk "$tmp"
+verdict waits
+how="aqua:basis=$basis,bits=4"
 
 cp -r $src "$tmp/other" && chmod -R u+w "$tmp/other" && echo >>"$tmp/other/config.json"
 refused 'was calibrated on another model; run kvsmith calibrate on this one' generate "$tmp/other" --prompt a --max-new 1 --cache-dtype "$how"

@@ -15,6 +15,7 @@ enum { T = PALU_TOKENS };
 /* ---- the rule ----------------------------------------------------------------------------------------------------*/
 
 enum { ROWS = 40, FIRST = 4090, LANES = 2, SLOTS = 3, KDIM = 8, VDIM = 4, K = LANES * KDIM, V = LANES * VDIM };
+enum { BLOCKS_ROWS = 140, BLOCKS_FIRST = 4096, MOST = BLOCKS_ROWS }; /* of rows in blocks */
 static real drawn(int which, int row, int column) {
     uint32_t x = (uint32_t)(which * 65536 + row * 256 + column) * 2654435761u + 12345u;
     x ^= x >> 16, x *= 2246822519u, x ^= x >> 13;
@@ -42,11 +43,14 @@ typedef struct {
     RowBasis basis[SLOTS];
     KvShape shape[SLOTS];
     Kv kv[SLOTS];
-    int idx[ROWS], seq, nan; /* nan: the row whose first key of the first slot is none; -1: none is */
+    int first, rows;         /* position of the first row; rows */
+    int idx[MOST], seq, nan; /* nan: the row whose first key of the first slot is none; -1: none is */
 } Bench;
-static void bench_open(Bench *b, int bits, bool pairs, const Rope *rope) {
+/* rows ROWS: those of make_aqua.py. recent: rows of a block, or 0. */
+static void bench_open(Bench *b, int bits, bool pairs, int rows, int recent, const Rope *rope) {
     Err e = {0};
-    *b = (Bench){.codec = codec_aqua, .nan = -1};
+    *b = (Bench){.codec = codec_aqua, .first = rows == ROWS ? FIRST : BLOCKS_FIRST, .rows = rows, .nan = -1};
+    codec_aqua_recent(&b->codec, recent);
     b->codec.bits = bits, b->codec.pairs = pairs;
     rig_open(&b->g, rig_first(), 1, 1 << 20);
     rig_use(&b->g, (Table){"baseline", &ops_cpu_baseline, NULL}, 1);
@@ -61,23 +65,23 @@ static void bench_open(Bench *b, int bits, bool pairs, const Rope *rope) {
         basis_turns(x, rope);
         b->shape[s] = (KvShape){.lanes = LANES, .kdim = KDIM, .vdim = VDIM, .codec = &b->codec, .basis = x};
     }
-    for (int i = 0; i < ROWS; i++) b->idx[i] = i;
-    cr_assert(kv_open(&b->c, b->shape, SLOTS, 1, FIRST + ROWS + 1, ROWS, 16, true, false, &e), "%s", e.msg);
+    for (int i = 0; i < MOST; i++) b->idx[i] = i;
+    cr_assert(kv_open(&b->c, b->shape, SLOTS, 1, b->first + rows + 1, rows, 16, true, false, &e), "%s", e.msg);
 }
 static void bench_close(Bench *b) {
     kv_close(&b->c);
     for (int s = 0; s < SLOTS; s++) basis_free(&b->basis[s]);
     rig_close(&b->g);
 }
-/* Rows from..to-1 in a pass; their keys and values as they are settled to back[s][i] (ROWS,LANES,width). With to =
- * ROWS + 1 the pass reads what was stored, to `back`, of ROWS rows. */
+/* Rows from..to-1 in a pass; their keys and values as they are settled to back[s][i] (rows,LANES,width). With to =
+ * rows + 1 the pass reads what was stored, to `back`, of all rows. */
 static void bench_pass(Bench *b, int from, int to, real *back[SLOTS][2]) {
     Err e = {0};
     Run *r = &b->g.run;
     const int n = to - from, off[2] = {0, n};
-    int of[ROWS] = {0}, pos[ROWS], first[ROWS];
+    int of[MOST] = {0}, pos[MOST], first[MOST];
     const uint64_t id = 0;
-    for (int i = 0; i < n; i++) pos[i] = FIRST + from + i, first[i] = -1;
+    for (int i = 0; i < n; i++) pos[i] = b->first + from + i, first[i] = -1;
     const Batch batch = {1, n, off, &b->seq, of, pos, first, &id, true, NULL};
     const Mark mark = arena_mark(&b->g.mem);
     Fields place = arena_placer(&b->g.mem);
@@ -93,7 +97,7 @@ static void bench_pass(Bench *b, int from, int to, real *back[SLOTS][2]) {
             if (from + j == b->nan && !s) R(kv->k)[j * K] = (real)NAN;
         }
         CALL(&b->g, (kv_settle(r, kv), 0));
-        if (to <= ROWS) {
+        if (to <= b->rows) {
             memcpy(back[s][0] + from * K, R(kv->k), (size_t)(n * K) * sizeof(real));
             memcpy(back[s][1] + from * V, R(kv->v), (size_t)(n * V) * sizeof(real));
             CALL(&b->g, (kv_append(r, kv_slot(&b->c, s), kv, NULL), 0));
@@ -102,20 +106,25 @@ static void bench_pass(Bench *b, int from, int to, real *back[SLOTS][2]) {
         const Lanes *t = NULL;
         CALL(&b->g, (t = chain_lanes(r, kv_slot(&b->c, s)), 0));
         for (int h = 0; h < LANES; h++)
-            for (int j = 0; j < ROWS; j++) {
+            for (int j = 0; j < b->rows; j++) {
                 const size_t page = (size_t)t->table[h * t->maxpages + j / t->P];
                 const real *in = R(t->data) + page * (size_t)(t->P * (KDIM + VDIM));
-                cr_assert(t->pos[page * (size_t)t->P + (size_t)(j % t->P)] == FIRST + j);
+                cr_assert(t->pos[page * (size_t)t->P + (size_t)(j % t->P)] == b->first + j);
                 memcpy(back[s][0] + (j * LANES + h) * KDIM, in + j % t->P * KDIM, KDIM * sizeof(real));
                 memcpy(back[s][1] + (j * LANES + h) * VDIM, in + t->P * KDIM + j % t->P * VDIM, VDIM * sizeof(real));
             }
     }
-    if (to <= ROWS) kv_end(&b->c, &batch, NULL);
+    if (to <= b->rows) {
+        kv_end(&b->c, &batch, NULL);
+        rig_measure(&b->g), kv_policy(r, &b->c, &batch, NULL);
+        rig_place(&b->g), kv_policy(r, &b->c, &batch, NULL);
+        rig_done_within(&b->g); /* few passes fill a block */
+    }
     arena_release(&b->g.mem, mark);
 }
 static void backs_take(real *back[SLOTS][2]) {
     for (int s = 0; s < SLOTS; s++)
-        for (int i = 0; i < 2; i++) back[s][i] = xcalloc((size_t)(ROWS * (i ? V : K)), sizeof(real));
+        for (int i = 0; i < 2; i++) back[s][i] = xcalloc((size_t)(MOST * (i ? V : K)), sizeof(real));
 }
 static void backs_free(real *back[SLOTS][2]) {
     for (int s = 0; s < SLOTS; s++)
@@ -161,7 +170,7 @@ Test(aqua, rows_are_those_of_the_papers_rule) {
         Rope rope = {.n = (int)number(f), .at = (int)number(f), .interleaved = number(f) > 0, .factor = 1};
         for (int i = 0; i < rope.n / 2; i++) rope.f[i] = pow(1000, -2.0 * i / rope.n);
         backs_take(whole), backs_take(back);
-        bench_open(&b, bits, pairs, &rope);
+        bench_open(&b, bits, pairs, ROWS, 0, &rope);
         bench_pass(&b, 0, ROWS, whole);
         compared(f, &b, whole);
         bench_pass(&b, ROWS, ROWS + 1, back);
@@ -170,7 +179,7 @@ Test(aqua, rows_are_those_of_the_papers_rule) {
                 CHECK_BYTES("read from the cache", back[s][i], whole[s][i],
                             (size_t)(ROWS * (i ? V : K)) * sizeof(real));
         bench_close(&b);
-        bench_open(&b, bits, pairs, &rope);
+        bench_open(&b, bits, pairs, ROWS, 0, &rope);
         bench_pass(&b, 0, 23, back), bench_pass(&b, 23, 24, back), bench_pass(&b, 24, ROWS, back);
         for (int s = 0; s < SLOTS; s++)
             for (int i = 0; i < 2; i++)
@@ -187,10 +196,10 @@ static void no_number(bool pairs) {
     Rope rope = {.n = KDIM, .factor = 1};
     for (int i = 0; i < KDIM / 2; i++) rope.f[i] = 0.1 * i;
     backs_take(sound), backs_take(back), backs_take(read);
-    bench_open(&b, 2, pairs, &rope);
+    bench_open(&b, 2, pairs, ROWS, 0, &rope);
     bench_pass(&b, 0, ROWS, sound);
     bench_close(&b);
-    bench_open(&b, 2, pairs, &rope);
+    bench_open(&b, 2, pairs, ROWS, 0, &rope);
     b.nan = 17;
     bench_pass(&b, 0, ROWS, back), bench_pass(&b, ROWS, ROWS + 1, read);
     for (int s = 0; s < SLOTS; s++)
@@ -209,6 +218,60 @@ static void no_number(bool pairs) {
 }
 Test(aqua, a_row_that_is_no_number_stays_alone) {
     for (int pairs = 0; pairs < 2; pairs++) no_number(pairs);
+}
+
+/* The codes of a part of row j in a block. */
+static const char *block_code(const Bench *b, int s, int i, int h, int j, size_t keys, size_t each) {
+    const Lanes *t = kv_lanes(kv_slot(&b->c, s));
+    const int page = t->table[h * t->maxpages + j / t->P];
+    cr_assert(page >= t->npages, "slot %d, row %d is in no block", s, j);
+    return lanes_block(t, page) + (i ? (size_t)t->P * keys : 0) + (size_t)(j % t->P) * each;
+}
+/* Rows that fill a block have the codes and the elements that they have one by one; those that wait, and a pass's own,
+ * are as they were computed; whatever the passes are. One row is no number. */
+Test(aqua, blocks_have_the_codes_of_single_rows) {
+    static const int recent[] = {64, 64, 128}, step[] = {64, 7, 50};
+    Rope rope = {.n = KDIM, .factor = 1};
+    for (int i = 0; i < KDIM / 2; i++) rope.f[i] = 0.3 / (1 + i);
+    for (int how = 0; how < 3; how++) {
+        Bench one, b;
+        real *single[SLOTS][2], *own[SLOTS][2], *read[SLOTS][2];
+        const int P = recent[how], coded = MOST / P * P;
+        backs_take(single), backs_take(own), backs_take(read);
+        bench_open(&one, 2 + how, how != 1, MOST, 0, &rope), bench_open(&b, 2 + how, how != 1, MOST, P, &rope);
+        one.nan = b.nan = 17;
+        bench_pass(&one, 0, MOST, single);
+        for (int at = 0, end; at < MOST; at = end) {
+            end = imin(imin(at + step[how], MOST), (at / P + 1) * P);
+            bench_pass(&b, at, end, own);
+        }
+        bench_pass(&b, MOST, MOST + 1, read);
+        for (int s = 0; s < SLOTS; s++)
+            for (int i = 0; i < 2; i++)
+                for (int j = 0; j < MOST; j++) {
+                    const int width = i ? VDIM : KDIM, all = LANES * width;
+                    const real *got = read[s][i] + j * all, *want = (j < coded ? single : own)[s][i] + j * all;
+                    for (int k = 0; k < all; k++)
+                        cr_assert((j == 17 && (k == 0 || s)) || own[s][i][j * all + k] == 4 * drawn(10 * s + i, j, k),
+                                  "slot %d, part %d, row %d: not as computed", s, i, j);
+                    if (j == 17) {
+                        cr_assert(isnan((double)got[0]), "slot %d, part %d: the row that is no number is %g", s, i,
+                                  (double)got[0]);
+                        continue;
+                    }
+                    CHECK_BYTES("rows of blocks", got, want, (size_t)all * sizeof *got);
+                    for (int h = 0; h < LANES && j < coded; h++) {
+                        const Slot *slot = kv_slot(&one.c, s);
+                        const size_t at = slot_place_of(slot, h, j), keys = key_bytes(&slot->t.s),
+                                     each = i ? value_bytes(&slot->t.s) : keys;
+                        CHECK_BYTES("codes of blocks", block_code(&b, s, i, h, j, keys, each),
+                                    (const char *)slot->t.data.p + (i ? slot_value(slot, at) : slot_key(slot, at)),
+                                    each);
+                    }
+                }
+        bench_close(&one), bench_close(&b);
+        backs_free(single), backs_free(own), backs_free(read);
+    }
 }
 
 /* ---- models ------------------------------------------------------------------------------------------------------*/

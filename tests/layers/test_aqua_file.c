@@ -244,13 +244,14 @@ Test(aqua_file, what_reads_rows_otherwise_is_refused) {
 Test(aqua_file, settings_are_read_and_written) {
     static const struct {
         const char *text, *settings;
-    } good[] = {{"aqua", "group=32,bits=4,pairs=yes"},
-                {"aqua:bits=2,pairs=no", "group=32,bits=2,pairs=no"},
-                {"aqua:basis=a=b.c,bits=3", "group=32,bits=3,pairs=yes"},
-                {"aqua:group=64,bits=4,basis=x", "group=64,bits=4,pairs=yes"}};
-    static const char *const bad[] = {"bits=5", "bits=1",   "bits=8",     "bits=",    "bits=x",
-                                      "basis=", "group=16", "rotate=yes", "rank=0.5", "value_rank=1",
-                                      "x",      "pairs=",   "pairs=1",    "pairs=2"};
+    } good[] = {{"aqua", "group=32,bits=4,recent=0,pairs=yes"},
+                {"aqua:bits=2,pairs=no", "group=32,bits=2,recent=0,pairs=no"},
+                {"aqua:basis=a=b.c,bits=3", "group=32,bits=3,recent=0,pairs=yes"},
+                {"aqua:recent=128,bits=2", "group=32,bits=2,recent=128,pairs=yes"},
+                {"aqua:group=64,bits=4,basis=x", "group=64,bits=4,recent=0,pairs=yes"}};
+    static const char *const bad[] = {"bits=5",   "bits=1",     "bits=8",   "bits=",        "bits=x",  "basis=",
+                                      "group=16", "rotate=yes", "rank=0.5", "value_rank=1", "x",       "pairs=",
+                                      "pairs=1",  "pairs=2",    "recent=1", "recent=32",    "recent=", "recent=-64"};
     for (size_t i = 0; i < sizeof good / sizeof *good; i++) {
         RowCodec c;
         Err e = {0};
