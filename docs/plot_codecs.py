@@ -3,6 +3,7 @@
 
     python3 docs/plot_codecs.py KVSMITH TEXT MODEL...    prints the table and the plot of docs/codecs.md
     ONLY=palu python3 ...                                the rows of codecs with this in their name
+    HEADS=2 ONLY=palu python3 ...                        those of palu, calibrated for groups of 2 heads
 
 palu and aqua are calibrated by each model on CALIBRATION bytes of the text's beginning, which training saw; aqua for each
 number of bits. Bits of aqua are those of residuals (in blocks); the rows of one layer that are held as f32 are not counted.
@@ -29,6 +30,7 @@ CODECS = ("f32", "bf16", "int8", "int8:rotate=yes", "fp8", "fp8:rotate=yes", "in
           *(f"minicache:{how}bits={b}" for how in ("", "apart=0,", "apart=0.25,", "from=0,") for b in (16, 8, 4)), "minicache:apart=1,bits=4", "minicache:t=0.4,bits=16", "minicache:t=0.5,bits=16", "minicache:t=0.8,bits=16",
           *(f"aqua:bits={b}{how}" for b in (4, 3, 2) for how in ("", ",recent=64", ",pairs=no,group=32", ",pairs=no,group=64")), "aqua:bits=2,recent=128")
 CALIBRATION = 32768
+HEADS = os.environ.get("HEADS", "1")
 CODECS = tuple(c for c in CODECS if c == "f32" or os.environ.get("ONLY", "") in c)
 
 
@@ -94,7 +96,7 @@ with tempfile.TemporaryDirectory() as tmp:
             of = "palu" if "palu" in codec else codec if "aqua" in codec else None
             if of and of != calibrated:
                 subprocess.run([program, "calibrate", model, tmp + "/text", "--for", of, "--out", tmp + "/basis", "--tokens",
-                                str(CALIBRATION), "--context", str(LENGTH), "-q"], check=True)
+                                str(CALIBRATION), "--context", str(LENGTH), "-q", *(["--heads", HEADS] if of == "palu" else [])], check=True)
                 calibrated = of
             got = logits(program, model, tokens, named, tmp + "/out")
             kl = (np.exp(dense) * (dense - got)).sum(-1)[:, FROM:]
@@ -107,7 +109,7 @@ print("|---|---|---|---|---|---|")
 dense_ppl = np.array([p for _, p, _ in rows["f32"]])
 for c in CODECS:
     kl, ppl, same = map(np.array, zip(*rows[c]))
-    print(f"| `{c}` | {bits(c):g} | {kl.mean():.2e} | {kl.min():.1e} to {kl.max():.1e} | "
+    print(f"| `{c}`{', ' + HEADS + ' heads' if 'palu' in c and HEADS != '1' else ''} | {bits(c):g} | {kl.mean():.2e} | {kl.min():.1e} to {kl.max():.1e} | "
           f"{ppl.mean():.3f} ({100 * (ppl / dense_ppl - 1).mean():+.2f} %) | {100 * same.mean():.1f} % |")
 print("\nnats a token (log scale, each line a factor of 3.16), over bits a number;\nr: keys rotated; k, R: the same of kivi; q: kvquant with all it has; z: zipcache; p: palu; m: minicache; a: aqua\n")
 points = [(bits(c), np.log10(max(np.mean([k for k, _, _ in rows[c]]), 1e-12)), ("R" if "kivi" in c else "r") if "rotate" in c else "z" if "zip" in c else "m" if "mini" in c else "a" if "aqua" in c else "p" if "palu" in c else "q" if "kvquant" in c else "k" if "kivi" in c else "o") for c in CODECS

@@ -1,7 +1,16 @@
 #include "calibrate.h"
 #include "basis_file.h"
 
-bool calibration_open(Calibration *c, const Session *s, Err *e) {
+/* Whether the lanes of layer l divide into groups of `heads`. */
+static bool calibration_groups(const KvShape *k, int l, int heads, Err *e) {
+    if (k->lanes % heads)
+        return err_input(e, "--heads: layer %d has %d key/value heads; expected a divisor of that, got %d", l, k->lanes,
+                         heads);
+    return heads == 1 || (long)heads * imax(k->kdim, k->vdim) <= BASIS_WIDEST ||
+           err_input(e, "--heads: %d heads of layer %d have %ld elements together; expected at most %d", heads, l,
+                     (long)heads * imax(k->kdim, k->vdim), BASIS_WIDEST);
+}
+bool calibration_open(Calibration *c, const Session *s, int heads, Err *e) {
     const Model *m = s->model;
     bool any = false;
     *c = (Calibration){0};
@@ -12,11 +21,12 @@ bool calibration_open(Calibration *c, const Session *s, Err *e) {
         if (k->alias || k->evicts || k->carry_rows)
             return err_input(e, "calibrate: layer %d %s; --cache-dtype palu has nothing to store of such rows", l,
                              k->alias ? "stores latents, which have a low rank already" : "merges or evicts rows");
+        if (!calibration_groups(k, l, heads, e)) return false;
     }
     if (!any) return err_input(e, "calibrate: no layer of this model stores rows");
     c->L = m->L, c->layer = xcalloc((size_t)m->L, sizeof *c->layer);
     for (int l = 0; l < m->L; l++)
-        if (basis_layer(m, l)) kv_moments_open(&c->layer[l], kv_slot(&s->cache, l));
+        if (basis_layer(m, l)) kv_moments_open(&c->layer[l], kv_slot(&s->cache, l), heads);
     return true;
 }
 void calibration_free(Calibration *c) {
@@ -50,7 +60,7 @@ void calibration_part(const Calibration *c, int layer, bool value, double *basis
     const KvMoments *x = &c->layer[layer];
     const size_t w = (size_t)x->width[value], one = w * w;
     double *a = xcalloc(one + 1, sizeof *a);
-    for (size_t h = 0; h < (size_t)x->lanes; h++) {
+    for (size_t h = 0; h < (size_t)x->groups; h++) {
         for (size_t i = 0; i < one; i++) a[i] = x->sum[value][h * one + i] / (double)zmax(1, x->rows[h]);
         basis_eigen((int)w, a, basis + h * one, eigenvalues + h * w);
     }
@@ -63,13 +73,13 @@ static void parts_layer(BasisFile *p, const Calibration *c, int l, double *kept)
         char name[BASIS_NAME];
         const int w = x->width[i];
         basis_name(name, l, i, "basis");
-        double *basis = basis_file_add(p, name, F64, 3, (int[]){x->lanes, w, w});
+        double *basis = basis_file_add(p, name, F64, 3, (int[]){x->groups, w, w});
         basis_name(name, l, i, "eigenvalues");
-        double *values = basis_file_add(p, name, F64, 2, (int[]){x->lanes, w});
+        double *values = basis_file_add(p, name, F64, 2, (int[]){x->groups, w});
         calibration_part(c, l, i, basis, values);
         for (int q = 0; q < 3 && kept; q++) {
             double all = 0, some = 0;
-            for (int h = 0; h < x->lanes; h++)
+            for (int h = 0; h < x->groups; h++)
                 for (int k = 0; k < w; k++) {
                     all += values[h * w + k];
                     if (k < imax(1, ((q + 1) * w + 2) / 4)) some += values[h * w + k];

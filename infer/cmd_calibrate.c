@@ -12,17 +12,21 @@ enum { TEXTS_MAX = 256, TOKENS = 65536, CONTEXT_MOST = 2048 };
 typedef struct {
     const char *model, *out;
     RowCodec codec; /* what the file is for */
-    int64_t tokens, context, chunk;
+    int64_t tokens, context, chunk, heads;
     bool bytes;
     int n;
     const char *text[TEXTS_MAX];
 } Args;
-enum { OPT_OUT = 0x100, OPT_TOKENS, OPT_CONTEXT, OPT_CHUNK, OPT_ENCODING, OPT_FOR };
+enum { OPT_OUT = 0x100, OPT_TOKENS, OPT_CONTEXT, OPT_CHUNK, OPT_ENCODING, OPT_FOR, OPT_HEADS };
 static const struct argp_option options[] = {
     {"out", OPT_OUT, "FILE", 0, "Where the result is written, as safetensors (required)", 0},
     {"for", OPT_FOR, "CODEC", 0,
      "palu: directions, for every rank; aqua or aqua:bits=N,group=N: matrices that predict rows from the layer below, "
      "as it is read back with these settings (default palu)",
+     0},
+    {"heads", OPT_HEADS, "N", 0,
+     "Key/value heads that follow each other and share directions, of palu; a divisor of those of every layer (default "
+     "1)",
      0},
     {"tokens", OPT_TOKENS, "N", 0, "Tokens that are read at most, from the first text on (default 65536)", 0},
     {"context", OPT_CONTEXT, "N", 0, "Tokens of a window (default: the model's positions, at most 2048)", 0},
@@ -46,6 +50,7 @@ static bool cmd_calibrate_take(void *ctx, int key, const char *arg, Err *e) {
         if (!codec_parse(arg, &a->codec, e)) return false;
         if (!strcmp(arg, "palu") || (a->codec.predicts && !a->codec.basis)) return true;
         return err_input(e, "--for: expected palu or aqua, or aqua:bits=N,group=N, got '%.60s'", arg);
+    case OPT_HEADS: return cli_int(arg, "--heads", 1, BASIS_WIDEST, &a->heads, e);
     case OPT_TOKENS: return cli_int(arg, "--tokens", 1, INT64_MAX, &a->tokens, e);
     case OPT_CONTEXT: return cli_int(arg, "--context", 1, 1 << 22, &a->context, e);
     case OPT_CHUNK: return cli_int(arg, "--chunk", 1, 1 << 20, &a->chunk, e);
@@ -123,7 +128,7 @@ static bool calibrate_report(const Args *a, const Calibration *c, const double *
                "layer  keys                   values\n");
     for (int l = 0; l < c->L; l++) {
         const double *k = kept + 6 * (size_t)l;
-        if (!c->layer[l].lanes) continue;
+        if (!c->layer[l].groups) continue;
         json_array_append_new(list, json_pack("{s:i, s:[f,f,f], s:[f,f,f]}", "layer", l, "keys", k[0], k[1], k[2],
                                               "values", k[3], k[4], k[5]));
         if (!cli->json && !cli->quiet)
@@ -135,7 +140,7 @@ static bool calibrate_directions(const Args *a, const Engine *en, Session *s, co
                                  const Cli *cli, Err *e) {
     Calibration c;
     double *kept = xcalloc(6 * (size_t)en->model.L, sizeof *kept);
-    bool ok = calibration_open(&c, s, e);
+    bool ok = calibration_open(&c, s, (int)a->heads, e);
     for (int i = 0; ok && i < w->documents; i++)
         ok = calibration_read(&c, s, w->tok + w->at[i], (int)(w->at[i + 1] - w->at[i]), e);
     ok = ok && calibration_write(&c, &en->model, print, a->out, kept, e) && calibrate_report(a, &c, kept, cli, e);
@@ -191,8 +196,9 @@ static bool calibrate(const Args *a, const Cli *cli, Err *e) {
 int cmd_calibrate(int argc, char **argv) {
     static const CliSpec spec = {
         .args = "MODEL TEXT...",
-        .doc = "Reads texts with MODEL and writes, for every layer and head, the directions of its keys, before their "
-               "rotation by position, and of its values, by the mean square of the texts' rows along them. "
+        .doc = "Reads texts with MODEL and writes, for every layer and head or group of heads, the directions of its "
+               "keys, before their rotation by position, and of its values, by the mean square of the texts' rows "
+               "along them. "
                "--cache-dtype palu:basis=FILE then stores rows as coefficients of the first ones. With --for aqua it "
                "writes matrices that predict the rows of each layer from those of the layer below, and reads the texts "
                "once for each layer. A text is a file, a folder or a token dataset. Methods: PALU (arXiv:2407.21118), "
@@ -203,7 +209,7 @@ int cmd_calibrate(int argc, char **argv) {
         .max_args = -1,
         .tuning = true,
         .adapter = true};
-    Args a = {.tokens = TOKENS, .chunk = CHUNK_ROWS, .codec = codec_palu};
+    Args a = {.tokens = TOKENS, .chunk = CHUNK_ROWS, .heads = 1, .codec = codec_palu};
     Cli cli;
     Err e = {0};
     int status;
@@ -211,6 +217,10 @@ int cmd_calibrate(int argc, char **argv) {
     engine_signals();
     if (!a.out) {
         err_input(&e, "calibrate: expected --out FILE; see kvsmith calibrate --help");
+        return cli_fail(&e);
+    }
+    if (a.heads > 1 && a.codec.predicts) {
+        err_input(&e, "--heads: %s predicts the rows of all heads together; leave it out", a.codec.name);
         return cli_fail(&e);
     }
     FileOut place; /* a result that cannot be written is said before the texts are read */

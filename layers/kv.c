@@ -22,16 +22,15 @@ Kv kv_made(const Run *r, const Kv *kv) { return row_ranks_made(r, kv); }
 /* x (N,lanes,width), keys or values of the rows of Run.in, to coefficients c, or back. */
 static void kv_project(Run *r, const RowBasis *b, Tensor c, Tensor x, bool value, bool back) {
     const PartBasis *p = &b->part[value];
-    const size_t rank = (size_t)p->rank, width = (size_t)p->width;
-    const int lanes = b->lanes, n = measuring(r) ? 0 : x.n[0] * lanes;
-#pragma omp parallel for schedule(static) num_threads(device_threads(r->dev)) if ((long)n * p->rank * p->width > 50000)
+    const size_t heads = (size_t)b->heads, rank = heads * (size_t)p->rank, width = heads * (size_t)p->width;
+    const int groups = b->lanes / b->heads, n = measuring(r) ? 0 : x.n[0] * groups;
+#pragma omp parallel for schedule(static) num_threads(device_threads(r->dev)) if (n * rank * width > 50000)
     for (int i = 0; i < n; i++) {
-        const int pos = r->batch->pos[r->in.idx[i / lanes]];
-        real *coef = R(c) + (size_t)i * rank, *part = R(x) + (size_t)i * width;
-        if (back)
-            basis_expand(b, part, coef, value, i % lanes, pos);
-        else
-            basis_project(b, coef, part, value, i % lanes, pos);
+        const int pos = r->batch->pos[r->in.idx[i / groups]], group = i % groups;
+        real *coef = R(c) + (size_t)i * rank, *parts = R(x) + (size_t)i * width;
+        if (!back) basis_project(b, coef, parts, value, group, pos);
+        for (int h = 0; back && h < b->heads; h++)
+            basis_expand(b, parts + h * p->width, coef, value, group * b->heads + h, pos);
     }
 }
 /* Rows become what the codec leaves of their coefficients, which are stored. */

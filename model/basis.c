@@ -53,45 +53,56 @@ static bool basis_orthonormal(const double *v, int n, int width) {
  * of a large one would be all in its direction; mixed ones have about one size. */
 static void basis_mix(double *v, int rank, int width) {
     const size_t r = (size_t)rank, w = (size_t)width;
-    double *was = xcalloc(r * w, sizeof *was);
+    double *was = xcalloc(r * w, sizeof *was), *cas = xcalloc(r, sizeof *cas);
     memcpy(was, v, r * w * sizeof *was);
+    for (size_t i = 0; i < r; i++) {
+        const double angle = 2 * M_PI * (double)i / rank;
+        cas[i] = cos(angle) + sin(angle);
+    }
     for (size_t j = 0; j < r; j++)
         for (size_t k = 0; k < w; k++) {
             double sum = 0;
-            for (size_t i = 0; i < r; i++) {
-                const double angle = 2 * M_PI * (double)(i * j % r) / rank;
-                sum += (cos(angle) + sin(angle)) * was[i * w + k];
-            }
+            for (size_t i = 0; i < r; i++) sum += cas[i * j % r] * was[i * w + k];
             v[j * w + k] = sum / sqrt(rank);
         }
-    free(was);
+    free(was), free(cas);
 }
-/* The leading directions of a part of layer l. */
-static bool basis_read(const Model *m, int l, bool value, const St *st, PartBasis *p, Err *e) {
+/* Heads of a group by the first dimension of a basis (groups,width,width), which are its groups; 1 where it fits no
+ * groups of this layer. */
+static int basis_heads(const KvShape *s, const StEntry *x) {
+    const uint64_t groups = x->rank ? x->shape[0] : 0;
+    if (!groups || (uint64_t)s->lanes % groups) return 1;
+    const int heads = s->lanes / (int)groups;
+    return (long)heads * imax(s->kdim, s->vdim) <= BASIS_WIDEST ? heads : 1;
+}
+/* The leading directions of a part of layer l, of groups as those of the keys, which are read first. */
+static bool basis_read(const Model *m, int l, bool value, const St *st, RowBasis *b, Err *e) {
     const KvShape *s = &m->layer[l].rows;
-    const int width = value ? s->vdim : s->kdim, lanes = s->lanes;
-    const size_t w = (size_t)width, one = w * w;
+    PartBasis *p = &b->part[value];
     char name[BASIS_NAME], shape[64];
     basis_name(name, l, value, "basis");
     const StEntry *x = st_find(st, name);
     if (!x)
         return err_input(e, "%.*s: %s is missing; this basis is of another model, run kvsmith calibrate", PATH_SHOWN,
                          st->path, name);
-    double *all = xcalloc((size_t)lanes * one, sizeof *all);
-    const Tensor t = TENSOR(all, F64, lanes, width, width);
-    bool ok = x->rank == 3 && x->shape[0] == (uint64_t)lanes && x->shape[1] == w && x->shape[2] == w;
+    if (!value) b->heads = basis_heads(s, x);
+    const int groups = s->lanes / b->heads, part = value ? s->vdim : s->kdim, width = b->heads * part;
+    const size_t w = (size_t)width, one = w * w;
+    double *all = xcalloc((size_t)groups * one, sizeof *all);
+    const Tensor t = TENSOR(all, F64, groups, width, width);
+    bool ok = x->rank == 3 && x->shape[0] == (uint64_t)groups && x->shape[1] == w && x->shape[2] == w;
     if (!ok)
         err_input(e, "%.*s: %s: expected %s, got another shape; this basis is of another model, run kvsmith calibrate",
                   PATH_SHOWN, st->path, name, tensor_shape(t, shape));
     ok = ok && st_read(st, x, t, e);
-    *p = (PartBasis){.rank = codec_rank(s->codec, width, value), .width = width};
-    const size_t rank = (size_t)p->rank;
-    if (ok) p->direction = xcalloc((size_t)lanes * rank * w, sizeof *p->direction);
-    for (size_t h = 0; ok && h < (size_t)lanes; h++) {
-        ok = basis_orthonormal(all + h * one, p->rank, width) ||
-             err_input(e, "%.*s: %s: the directions of head %zu are not orthonormal; the file is damaged", PATH_SHOWN,
-                       st->path, name, h);
-        if (ok && s->codec->bits < 32) basis_mix(all + h * one, p->rank, width);
+    *p = (PartBasis){.rank = codec_rank(s->codec, part, value), .width = part};
+    const size_t rank = (size_t)(b->heads * p->rank);
+    if (ok) p->direction = xcalloc((size_t)groups * rank * w, sizeof *p->direction);
+    for (size_t h = 0; ok && h < (size_t)groups; h++) {
+        ok = basis_orthonormal(all + h * one, (int)rank, width) ||
+             err_input(e, "%.*s: %s: the directions of %s %zu are not orthonormal; the file is damaged", PATH_SHOWN,
+                       st->path, name, b->heads > 1 ? "group" : "head", h);
+        if (ok && s->codec->bits < 32) basis_mix(all + h * one, (int)rank, width);
         for (size_t i = 0; i < rank * w; i++) p->direction[h * rank * w + i] = (real)all[h * one + i];
     }
     free(all);
@@ -124,7 +135,13 @@ bool basis_leading(Model *m, const St *st, Err *e) {
         if (!basis_layer(m, l) || s->codec != m->opts.codec) continue;
         m->basis[l].lanes = s->lanes;
         for (int i = 0; i < 2; i++)
-            if (!basis_read(m, l, i, st, &m->basis[l].part[i], e)) return false;
+            if (!basis_read(m, l, i, st, &m->basis[l], e)) return false;
+        if (m->basis[l].heads > 1 && policy_any(m->opts.policy))
+            return err_input(e,
+                             "--cache-dtype %s: in this basis %d heads share directions, whose rows stay together, and "
+                             "--policy lets each head keep or read others; leave --policy out, or calibrate with "
+                             "--heads 1",
+                             s->codec->name, m->basis[l].heads);
         s->basis = &m->basis[l];
     }
     return true;

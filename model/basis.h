@@ -3,8 +3,11 @@
  * values:
  *
  *   palu, kvsmith-basis-1, all tensors F64
- *   layers.L.i.basis          lanes,width,width   orthonormal directions, by descending eigenvalues
- *   layers.L.i.eigenvalues    lanes,width         mean square of the calibration rows along them
+ *   layers.L.i.basis          groups,width,width  orthonormal directions, by descending eigenvalues
+ *   layers.L.i.eigenvalues    groups,width        mean square of the calibration rows along them
+ *
+ *   A group is one or more heads (RowBasis.heads), as many in keys as in values; width: the elements of their keys or
+ *   values, at most BASIS_WIDEST where a group has more than one. The shape says how many heads a group has.
  *
  *   aqua, kvsmith-aqua-1, all tensors F32 (layers/cache/aqua.h): p = predictor x + mean
  *   layers.L.keys.predictor   K,K                 from the keys of the layer below; absent in the first layer

@@ -69,7 +69,7 @@ static bool predictor_read(const St *st, int l, bool value, const char *what, in
 static bool predictor_layer(const Model *m, const St *st, int l, RowBasis *b, Err *e) {
     const KvShape *s = &m->layer[l].rows;
     const int K = s->lanes * s->kdim, V = s->lanes * s->vdim, width[2] = {s->kdim, s->vdim};
-    b->lanes = s->lanes;
+    b->lanes = s->lanes, b->heads = 1;
     for (int i = 0; i < 2; i++) {
         PartBasis *p = &b->part[i];
         *p = (PartBasis){.rank = width[i], .width = width[i], .inputs = (i ? K : 0) + (b->below ? i ? V : K : 0)};

@@ -140,7 +140,8 @@ static inline size_t part_bytes(const KvShape *s, int width) {
 }
 static inline size_t key_bytes(const KvShape *s) { return part_bytes(s, key_stored(s)); }
 static inline size_t value_bytes(const KvShape *s) { return s->alias ? 0 : part_bytes(s, value_stored(s)); }
-/* The key or value of a row that is stored alone, at position `pos` of lane `lane` of its sequence. */
+/* The key or value of a row that is stored alone, at position `pos` of lane `lane` of its sequence. Of a basis of
+ * groups of lanes: row_decode. */
 static inline void part_decode(const KvShape *s, real *to, const void *part, bool value, int lane, int pos) {
     const int width = value ? s->vdim : s->kdim;
     if (!s->codec) {
@@ -150,6 +151,7 @@ static inline void part_decode(const KvShape *s, real *to, const void *part, boo
     } else {
         real c[BASIS_WIDEST];
         CHECK(!basis_predicts(s->basis), "a residual without its prediction");
+        CHECK(s->basis->heads == 1, "a part of %d without the others", s->basis->heads);
         s->codec->decode(s->codec, c, part, value ? value_stored(s) : key_stored(s));
         basis_expand(s->basis, to, c, value, lane, pos);
     }
@@ -232,6 +234,29 @@ static inline char *lanes_block(const Lanes *t, int page) {
 /* The block of the slot below that block `page` is merged with; NULL: the slot has none below. */
 static inline const char *lanes_below(const Lanes *t, int page) {
     return t->below ? lanes_block(t->below, t->merged[page - t->npages]) : NULL;
+}
+
+/* The key or value of row `row` of a lane, which is in no block. A group of lanes (row_basis.h) has the same rows. */
+static inline void row_decode(const Lanes *t, real *to, bool value, int lane, int row) {
+    const KvShape *s = &t->s;
+    const int heads = s->basis ? s->basis->heads : 1, h = lane % s->lanes,
+              stored = value ? value_stored(s) : key_stored(s);
+    const size_t P = (size_t)t->P, place = (size_t)(row % t->P), kb = key_bytes(s),
+                 at = value ? P * kb + place * value_bytes(s) : place * kb;
+    real c[BASIS_WIDEST];
+    int pos = 0;
+    for (int i = 0, l = lane - h % heads; i < heads; i++, l++) {
+        const size_t page = (size_t)t->table[(size_t)l * (size_t)t->maxpages + (size_t)(row / t->P % t->maxpages)];
+        const char *part = (const char *)t->data.p + page * P * row_bytes(s) + at;
+        CHECK(!i || t->pos[page * P + place] == pos, "row %d of lane %d at %d, not %d", row, l,
+              t->pos[page * P + place], pos);
+        pos = t->pos[page * P + place];
+        if (heads == 1)
+            part_decode(s, to, part, value, h, pos);
+        else
+            s->codec->decode(s->codec, c + i * stored, part, stored);
+    }
+    if (heads > 1) basis_expand(s->basis, to, c, value, h, pos);
 }
 
 /* Run.mode, by or. A pass of inference that writes its history has none. */

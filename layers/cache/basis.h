@@ -8,13 +8,15 @@
 void basis_turns(RowBasis *, const Rope *);
 void basis_free(RowBasis *);
 
-/* Second moments of the rows of a slot, lane by lane: sums of x x^T, of keys turned back (0) and of values (1). */
+/* Second moments of the rows of a slot: sums of x x^T, of keys turned back (0) and of values (1). A row x is the parts
+ * of a group of `heads` lanes that follow each other. */
 typedef struct {
-    int lanes, width[2];
-    size_t *rows;   /* (lanes) */
-    double *sum[2]; /* (lanes,width,width) */
+    int groups, heads, width[2]; /* width: of a group */
+    size_t *rows;                /* (groups) */
+    double *sum[2];              /* (groups,width,width) */
 } KvMoments;
-void kv_moments_open(KvMoments *, const Slot *);
+/* heads must divide the slot's lanes. */
+void kv_moments_open(KvMoments *, const Slot *, int heads);
 void kv_moments_free(KvMoments *);
 /* Adds the rows of sequence seq, stored as `real`s, at positions from `from` on. Waits for a device. */
 void kv_moments_add(KvMoments *, const Slot *, int seq, int from, int threads);

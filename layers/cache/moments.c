@@ -2,20 +2,22 @@
 #include "basis.h"
 #include "slot.h"
 
-void kv_moments_open(KvMoments *m, const Slot *s) {
+void kv_moments_open(KvMoments *m, const Slot *s, int heads) {
     const KvShape *k = &s->t.s;
-    *m = (KvMoments){.lanes = k->lanes, .width = {k->kdim, k->vdim}};
-    m->rows = xcalloc((size_t)k->lanes + 1, sizeof *m->rows);
+    CHECK(k->lanes % heads == 0, "%d lanes in groups of %d", k->lanes, heads);
+    *m = (KvMoments){.groups = k->lanes / heads, .heads = heads, .width = {heads * k->kdim, heads * k->vdim}};
+    m->rows = xcalloc((size_t)m->groups + 1, sizeof *m->rows);
     for (int i = 0; i < 2; i++)
-        m->sum[i] = xcalloc((size_t)k->lanes * (size_t)m->width[i] * (size_t)m->width[i] + 1, sizeof *m->sum[i]);
+        m->sum[i] = xcalloc((size_t)m->groups * (size_t)m->width[i] * (size_t)m->width[i] + 1, sizeof *m->sum[i]);
 }
 void kv_moments_free(KvMoments *m) {
     free(m->rows);
     for (int i = 0; i < 2; i++) free(m->sum[i]);
     *m = (KvMoments){0};
 }
-/* One lane's rows at positions from `from` on, keys turned back: x (rows,width). Returns how many. */
-static int moments_rows(const Slot *s, const RowBasis *turn, int lane, bool value, int from, double *x) {
+/* One lane's rows at positions from `from` on, keys turned back: x (rows,.), each `ld` after the one before. Returns
+ * how many. */
+static int moments_rows(const Slot *s, const RowBasis *turn, int lane, bool value, int from, double *x, size_t ld) {
     const KvShape *k = &s->t.s;
     const int lo = s->t.lo[lane], s0 = s->t.s0[lane], sinks = imax(s0, imin(s0 + k->sinks, lo)),
               width = value ? k->vdim : k->kdim;
@@ -28,7 +30,7 @@ static int moments_rows(const Slot *s, const RowBasis *turn, int lane, bool valu
         if (pos < from) continue;
         slot_read(s, value ? slot_value(s, place) : slot_key(s, place), part, bytes);
         if (!value) basis_turn(turn, part, pos, -1);
-        for (int i = 0; i < width; i++) x[(size_t)n * (size_t)width + (size_t)i] = (double)part[i];
+        for (int i = 0; i < width; i++) x[(size_t)n * ld + (size_t)i] = (double)part[i];
         n++;
     }
     free(part);
@@ -66,15 +68,20 @@ void kv_moments_add(KvMoments *m, const Slot *s, int seq, int from, int threads)
     RowBasis turn = {0};
     CHECK(rows_as(k) == ROWS_REAL && !s->t.nblocks && !k->alias, "moments of rows in %s", k->codec->name);
     basis_turns(&turn, s->turn);
-    for (int h = 0; h < k->lanes; h++)
+    for (int g = 0; g < m->groups; g++)
         for (int i = 0; i < 2; i++) {
-            const int lane = seq * k->lanes + h, width = m->width[i];
-            const size_t w = (size_t)width;
-            const int most = s->t.hi[lane] - s->t.s0[lane];
+            const int first = seq * k->lanes + g * m->heads, part = i ? k->vdim : k->kdim;
+            const size_t w = (size_t)m->width[i];
+            const int most = s->t.hi[first] - s->t.s0[first];
             double *x = xcalloc((size_t)most * w + 1, sizeof *x);
-            const int n = moments_rows(s, &turn, lane, i, from, x);
-            moments_sum(m->sum[i] + (size_t)h * w * w, x, n, width, threads);
-            if (!i) m->rows[h] += (size_t)n;
+            int n = 0;
+            for (int h = 0; h < m->heads; h++) { /* who has the slot made sure that all lanes have the same rows */
+                const int rows = moments_rows(s, &turn, first + h, i, from, x + h * part, w);
+                CHECK(!h || rows == n, "%d and %d rows of lanes of a group", n, rows);
+                n = rows;
+            }
+            moments_sum(m->sum[i] + (size_t)g * w * w, x, n, m->width[i], threads);
+            if (!i) m->rows[g] += (size_t)n;
             free(x);
         }
     basis_free(&turn);

@@ -1,8 +1,8 @@
 /* palu.c: rows as coefficients of a calibrated basis of their layer (ops/row_basis.h), in `bits` bits (bits.c).
  * Source: PALU (arXiv:2407.21118), whose factors of the projections, whitened by the calibration text, give the same
  * rows: the least squared error of what a matrix makes of the text is that of its results projected on the leading
- * directions of their second moment. Its groups are one head here, and all lanes of a layer have one rank. Where
- * coefficients are rounded, model/basis.c mixes the directions, as the paper does by a Hadamard matrix.
+ * directions of their second moment. Its groups are of as many heads as the calibration says, and all of a layer have
+ * one rank. Where coefficients are rounded, model/basis.c mixes the directions, as the paper does by a Hadamard matrix.
  *
  * What is stored is the code of the coefficients that a pass made its own rows of (Kv.coef), so a row is never coded
  * twice: products with the basis round, and need not give the same code again. Coefficients that are decoded and
@@ -11,8 +11,8 @@
 #include "codec.h"
 
 const RowCodec codec_palu = {.name = "palu",
-                             .meaning = "as coefficients of directions that a calibration chose for each head, in bf16 "
-                                        "or fewer bits",
+                             .meaning = "as coefficients of directions that a calibration chose for each head or group "
+                                        "of heads, in bf16 or fewer bits",
                              .as = ROWS_CODED,
                              .bytes = codec_bits_bytes,
                              .encode = codec_bits_encode,

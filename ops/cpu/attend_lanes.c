@@ -54,6 +54,14 @@ static void decoded(real *to, const KvShape *s, Parts p, int n, bool values, int
         for (int j = 0; j < n; j++)
             s->codec->decode(s->codec, to + (size_t)j * (size_t)p.width, p.first + (size_t)j * p.ld, p.width);
 }
+/* The same of rows from `row` on of a lane, whose parts these are; a basis of groups of lanes reads their other lanes'
+ * parts, too, where they lie. */
+static void lane_decoded(real *to, const Lanes *t, Parts p, int lane, int row, int n, bool values, const int *pos) {
+    const RowBasis *b = t->s.basis;
+    if (!b || b->heads == 1) decoded(to, &t->s, p, n, values, lane % t->s.lanes, pos);
+    for (int j = 0; b && b->heads > 1 && j < n; j++)
+        row_decode(t, to + (size_t)j * (size_t)p.width, values, lane, row + j);
+}
 /* Blocks of entries that attend to the same rows of a lane: these are decoded and packed once for all of them. What a
  * block computes does not depend on the others. */
 enum { TOGETHER = 8 };
@@ -180,10 +188,9 @@ static void attend_few(Block *k, const Lanes *t, int lane, RowRun rows, int row,
         return;
     }
     if (as != READ_REAL) {
-        const int h = lane % t->s.lanes;
         keys = room, vals = t->s.alias ? room : room + KB * k->Dk;
-        decoded(room, &t->s, key_parts, n, false, h, rows.pos);
-        if (!t->s.alias) decoded(room + KB * k->Dk, &t->s, value_parts, n, true, h, rows.pos);
+        lane_decoded(room, t, key_parts, lane, row, n, false, rows.pos);
+        if (!t->s.alias) lane_decoded(room + KB * k->Dk, t, value_parts, lane, row, n, true, rows.pos);
     }
     const bool asks = ahead && as == READ_REAL;
     scores(k, keys, (size_t)k->Dk, n, asks ? (const real *)(rows.key + ahead) : NULL,
@@ -193,7 +200,7 @@ static void attend_few(Block *k, const Lanes *t, int lane, RowRun rows, int row,
 /* Rows of a page or of several small ones, for many entries. */
 static void attend_run(Block *k, int blocks, const Lanes *t, int lane, RowRun rows, int row, const real *bias,
                        const LaneRoom *room) {
-    const int width = t->s.alias ? k->Dk : k->Dv, group = group_of(&t->s), n = rows.n, h = lane % t->s.lanes;
+    const int width = t->s.alias ? k->Dk : k->Dv, group = group_of(&t->s), n = rows.n;
     const size_t kb = key_bytes(&t->s), vb = t->s.alias ? kb : value_bytes(&t->s), ldk = (size_t)k->Dk;
     const RowsAs as = rows_as(&t->s);
     Tile tile = {.row = row, .n = n, .width = in_vectors(n), .pos = rows.pos, .bias = bias, .ldv = (size_t)width};
@@ -204,8 +211,8 @@ static void attend_run(Block *k, int blocks, const Lanes *t, int lane, RowRun ro
     } else if (as != ROWS_REAL) {
         real *const own = room->wide + KB * k->Dk;
         keys.wide = room->wide, values.wide = t->s.alias ? keys.wide : own;
-        decoded(room->wide, &t->s, (Parts){rows.key, kb, k->Dk, group}, n, false, h, rows.pos);
-        if (!t->s.alias) decoded(own, &t->s, (Parts){rows.value, vb, width, group}, n, true, h, rows.pos);
+        lane_decoded(room->wide, t, (Parts){rows.key, kb, k->Dk, group}, lane, row, n, false, rows.pos);
+        if (!t->s.alias) lane_decoded(own, t, (Parts){rows.value, vb, width, group}, lane, row, n, true, rows.pos);
     }
     tile.kt = k->kt, tile.values = values.wide;
     if (k->qp) {

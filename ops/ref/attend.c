@@ -131,20 +131,17 @@ static void block_row(const Lanes *l, Where w, real *key, real *value) {
     else
         c->piece_decode(c, value, in + (size_t)w.place * c->piece_bytes(c, s->vdim), s->vdim);
 }
-/* h: the lane of its sequence. */
-static void cached_row(const Lanes *l, int h, Where w, real *key, real *value) {
+static void cached_row(const Lanes *l, int lane, int n, real *key, real *value) {
+    const Where w = where_is(l, lane, n);
     if (w.page >= l->npages) {
         block_row(l, w, key, value);
         return;
     }
-    const size_t kb = key_bytes(&l->s), vb = value_bytes(&l->s);
-    const int pos = l->pos[w.page * l->P + w.place];
-    const char *page = (const char *)l->data.p + (size_t)w.page * (size_t)l->P * row_bytes(&l->s);
-    part_decode(&l->s, key, page + (size_t)w.place * kb, false, h, pos);
+    row_decode(l, key, false, lane, n);
     if (l->s.alias)
         memcpy(value, key, (size_t)l->s.vdim * sizeof *value);
     else
-        part_decode(&l->s, value, page + (size_t)l->P * kb + (size_t)w.place * vb, true, h, pos);
+        row_decode(l, value, true, lane, n);
 }
 void ref_attend_lanes(Run *r, Tensor o, Tensor lse, Tensor q, const Lanes *l, const Kv *pass, AttnSpec spec,
                       bool merge) {
@@ -170,7 +167,7 @@ void ref_attend_lanes(Run *r, Tensor o, Tensor lse, Tensor q, const Lanes *l, co
                 if (pos == ROW_GONE || !in_window(spec, b->pos[i], pos) || (evicted && b->pos[i] - pos > l->s.delay))
                     continue;
                 double score = 0;
-                cached_row(l, head, w, key, value);
+                cached_row(l, lane, n, key, value);
                 for (int c = 0; c < Dk; c++) score += spec.scale * get(q, at * Dk + c) * key[c];
                 for (int c = 0; c < Dv; c++) v[c] = value[c];
                 partial_add(&p, capped(spec, score), v);
@@ -200,7 +197,7 @@ static void colstat_older(Tensor stat, Tensor q, const Lanes *l, ColStat c) {
         for (int j = 0; j < rows; j++) {
             const Where w = where_is(l, lane, l->lo[lane] + j);
             const int pos = l->pos[w.page * l->P + w.place];
-            cached_row(l, h, w, key, value);
+            cached_row(l, lane, l->lo[lane] + j, key, value);
             norm[j] = norm_of(c.value, value, Dv);
             for (int i = 0; i < c.n; i++) {
                 const long at = (long)((c.from + i) % q.n[0]) * heads + h * group;
@@ -243,7 +240,7 @@ void ref_colstat(Run *r, Tensor stat, Tensor q, Tensor lse, const Lanes *l, ColS
             double all = 0;
             for (int g = 0; g < group && j < rows; g++) {
                 const Where w = where_is(l, lane, l->lo[lane] + j);
-                cached_row(l, h, w, key, value);
+                cached_row(l, lane, l->lo[lane] + j, key, value);
                 for (int i = 0; i < c.n; i++) {
                     const long at = (long)((c.from + i) % q.n[0]) * heads + h * group + g;
                     double s = -get(lse, at);

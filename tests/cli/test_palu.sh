@@ -51,28 +51,48 @@ text() { run generate $src --prompt "$words" --max-new 12 --ignore-eos --tempera
 dense=$(text) && [ "$(text --cache-dtype "palu:basis=$basis,rank=1,bits=32")" = "$dense" ] || wrong "all directions: $(cat "$tmp/out" "$tmp/err")"
 verdict bytes
 
+# Chunks, a tier and ranks give the same text; so does a session, which goes on with the same basis, and with no other.
+run calibrate $src tests/golden/README.md --out "$tmp/groups" --tokens 700 --context 64 --heads 4 -q || wrong "calibrate --heads 4: $(cat "$tmp/err")"
+same() { # basis
+    local how="palu:basis=$1,rank=0.5,bits=8" alone ranks whole begin keep=("--context" 128 --ignore-eos --temperature 0 --json)
+    alone=$(text --cache-dtype "$how") || wrong "generate: $(cat "$tmp/err")"
+    [ "$(text --cache-dtype "$how" --chunk 5)" = "$alone" ] || wrong "chunks: $(cat "$tmp/out")"
+    [ "$(text --cache-dtype "$how" --cache-memory 1GB --cache-disk "$tmp")" = "$alone" ] || wrong "a tier: $(cat "$tmp/out" "$tmp/err")"
+    for ranks in rows prompt; do
+        "$prog" launch -n 2 -- generate $src --prompt "$words" --max-new 12 --ignore-eos --temperature 0 --json --cache-dtype "$how" --cache-ranks $ranks >"$tmp/out" 2>"$tmp/err" </dev/null || wrong "ranks: $(cat "$tmp/err")"
+        [ "$(field text "$tmp/out")" = "$alone" ] || wrong "ranks $ranks: $(cat "$tmp/out"), not $alone"
+    done
+    whole=$(run generate $src --prompt "$words" --max-new 12 "${keep[@]}" --cache-dtype "$how" && field text "$tmp/out")
+    run generate $src --prompt "$words" --max-new 5 "${keep[@]}" --cache-dtype "$how" --save-session "$tmp/keep" || wrong "save: $(cat "$tmp/err")"
+    begin=$(field text "$tmp/out")
+    run generate $src --max-new 7 "${keep[@]}" --cache-dtype "$how" --session "$tmp/keep" || wrong "session: $(cat "$tmp/err")"
+    [ "${begin%\"}$(field text "$tmp/out" | sed 's/^ *"//')" = "$whole" ] || wrong "session: $begin and $(field text "$tmp/out"), not $whole"
+    refused 2 'but this session has palu:' generate $src --context 128 --max-new 4 -q --cache-dtype "palu:basis=$tmp/more,rank=0.5,bits=8" --session "$tmp/keep"
+    refused 2 'but this session has palu:' generate $src --context 128 --max-new 4 -q --cache-dtype "palu:basis=$1,rank=0.25,bits=8" --session "$tmp/keep"
+}
 how="palu:basis=$basis,rank=0.5,bits=8"
-alone=$(text --cache-dtype "$how") || wrong "generate: $(cat "$tmp/err")"
-[ "$(text --cache-dtype "$how" --chunk 5)" = "$alone" ] || wrong "chunks: $(cat "$tmp/out")"
-[ "$(text --cache-dtype "$how" --cache-memory 1GB --cache-disk "$tmp")" = "$alone" ] || wrong "a tier: $(cat "$tmp/out" "$tmp/err")"
-for ranks in rows prompt; do
-    "$prog" launch -n 2 -- generate $src --prompt "$words" --max-new 12 --ignore-eos --temperature 0 --json --cache-dtype "$how" --cache-ranks $ranks >"$tmp/out" 2>"$tmp/err" </dev/null || wrong "ranks: $(cat "$tmp/err")"
-    [ "$(field text "$tmp/out")" = "$alone" ] || wrong "ranks $ranks: $(cat "$tmp/out"), not $alone"
-done
+same "$basis"
 for policy in snapkv:budget=0.5,window=4 h2o:budget=0.5,every=8 quest:reads=16,recent=8,page=8; do
     text --cache-dtype "$how" --policy $policy >/dev/null || wrong "$policy: $(cat "$tmp/err")"
 done
 verdict same
 
-# A session goes on with the same basis, and with no other.
-whole=$(run generate $src --prompt "$words" --max-new 12 --ignore-eos --temperature 0 --context 128 --json --cache-dtype "$how" && field text "$tmp/out")
-run generate $src --prompt "$words" --max-new 5 --ignore-eos --temperature 0 --context 128 --json --cache-dtype "$how" --save-session "$tmp/keep" || wrong "save: $(cat "$tmp/err")"
-begin=$(field text "$tmp/out")
-run generate $src --max-new 7 --ignore-eos --temperature 0 --context 128 --json --cache-dtype "$how" --session "$tmp/keep" || wrong "session: $(cat "$tmp/err")"
-[ "${begin%\"}$(field text "$tmp/out" | sed 's/^ *"//')" = "$whole" ] || wrong "session: $begin and $(field text "$tmp/out"), not $whole"
-refused 2 'but this session has palu:' generate $src --context 128 --max-new 4 -q --cache-dtype "palu:basis=$tmp/more,rank=0.5,bits=8" --session "$tmp/keep"
-refused 2 'but this session has palu:' generate $src --context 128 --max-new 4 -q --cache-dtype "palu:basis=$basis,rank=0.25,bits=8" --session "$tmp/keep"
-verdict sessions
+# Groups of heads: the same bytes, other rows, all of them with all directions; no policy.
+same "$tmp/groups"
+[ "$(text --cache-dtype "palu:basis=$tmp/groups,rank=1,bits=32")" = "$dense" ] || wrong "all directions of groups: $(cat "$tmp/out" "$tmp/err")"
+for of in "$basis" "$tmp/groups"; do
+    run generate $src --prompt "$words" --max-new 4 --ignore-eos --json --cache-dtype "palu:basis=$of,rank=0.25" || wrong "groups: $(cat "$tmp/err")"
+    field cache_bytes "$tmp/out" >>"$tmp/bytes"
+    run eval $src ppl --data tests/golden/README.md --context 32 --json --cache-dtype "palu:basis=$of,rank=0.25" || wrong "eval: $(cat "$tmp/err")"
+    field nll "$tmp/out" >>"$tmp/nlls"
+done
+[ "$(sort -u "$tmp/bytes" | wc -l)" = 1 ] && [ "$(sort -u "$tmp/nlls" | wc -l)" = 2 ] || wrong "bytes and nll of heads and groups: $(cat "$tmp/bytes" "$tmp/nlls")"
+refused 2 'in this basis 4 heads share directions' generate $src --prompt a --max-new 1 --cache-dtype "palu:basis=$tmp/groups" --policy quest:reads=16,recent=8,page=8
+refused 2 '--heads: layer 0 has 4 key/value heads; expected a divisor of that, got 3' calibrate $src tests/golden/README.md --out "$tmp/x" --heads 3
+refused 2 '--heads: expected' calibrate $src tests/golden/README.md --out "$tmp/x" --heads 0
+refused 2 '--heads: aqua predicts the rows of all heads together' calibrate $src tests/golden/README.md --out "$tmp/x" --heads 2 --for aqua
+[ ! -e "$tmp/x" ] || wrong "a refused calibration left a file"
+verdict groups
 
 cp -r $src "$tmp/other" && chmod -R u+w "$tmp/other" && echo >>"$tmp/other/config.json"
 refused 2 'was calibrated on another model; run kvsmith calibrate on this one' generate "$tmp/other" --prompt a --max-new 1 --cache-dtype "$how"

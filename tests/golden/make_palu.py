@@ -1,6 +1,8 @@
 #!/usr/bin/env python3
 """make_palu.py: what the codec palu stores of drawn rows, by the paper's rule in NumPy: directions from numpy's
-eigh of the second moment, rotations as complex numbers, coefficients in bf16.
+singular value decomposition of the rows, rotations as complex numbers, coefficients in bf16. First each head has
+directions of its own, then a group of both heads has them together, of rows that are one head's after the other's;
+head i stores coefficients i rank to (i + 1) rank - 1.
 
     python3 tests/golden/make_palu.py > tests/golden/palu.txt
 
@@ -67,20 +69,20 @@ for rope in ((6, 0, False), (4, 2, True)):
     for j in range(ROWS):
         for h in range(LANES):
             keys[j, h] = turned(keys[j, h], FIRST + j, rope, -1)
-    for part, x in enumerate((keys, values)):
-        for h in range(LANES):
-            whitened(ROWS, WIDTH[part], RANK[part])
-            val, vec = np.linalg.eigh(x[:, h].T @ x[:, h] / ROWS)
-            val, vec = val[::-1], vec.T[::-1]
+    for heads, part in ((1, 0), (1, 1), (2, 0), (2, 1)):
+        width, rank = heads * WIDTH[part], heads * RANK[part]
+        whitened(ROWS, width, rank)
+        for group in (keys, values)[part].reshape(ROWS, LANES // heads, width).swapaxes(0, 1):
+            _, val, vec = np.linalg.svd(group)
             vec *= np.array([np.sign(v[np.abs(v).argmax()]) for v in vec])[:, None]
-            print("eigenvalues", *[f"{v:.15g}" for v in val])
+            print("eigenvalues", *[f"{v:.15g}" for v in val**2 / ROWS])
             for v in vec:
                 print("direction", *[f"{c:.15g}" for c in v])
             for j in range(ROWS):
-                codes = bf16(vec[:RANK[part]] @ x[j, h])
-                back = (codes << 16).astype(np.uint32).view(np.float32).astype(np.float64) @ vec[:RANK[part]]
+                codes = bf16(vec[:rank] @ group[j])
+                back = (codes << 16).astype(np.uint32).view(np.float32).astype(np.float64) @ vec[:rank]
                 if part == 0:
-                    back = turned(back, FIRST + j, rope, 1)
+                    back = np.concatenate([turned(k, FIRST + j, rope, 1) for k in back.reshape(heads, -1)])
                 print("row", *[f"{c:x}" for c in codes], *[f"{b:.15g}" for b in back])
 for pos in (0, 1, 63, 64, 4095, 4096, 100000, 200000000):
     print("turn", pos, *[f"{v:.15g}" for v in turned(np.arange(1.0, 7), pos, (6, 0, False), 1)])

@@ -175,7 +175,7 @@ Test(aqua_file, damaged_and_foreign_files_are_refused, .timeout = 60) {
     const int i = zoo_find("gqa");
     char *path = check_path("whole"), *bad = check_path("bad"), *palu = check_path("palu"), *bytes;
     size_t n;
-    cr_assert(aqua_calibrate(i, 1, "bits=4", path, NULL) && palu_calibrate(i, 1, palu));
+    cr_assert(aqua_calibrate(i, 1, "bits=4", path, NULL) && palu_calibrate(i, 1, 1, palu));
     refused(NULL, i, none, "expected basis=FILE, which kvsmith calibrate writes");
     refused("/nowhere/at/all", i, none, "/nowhere/at/all");
     refused(palu, i, none, "(kind 'kvsmith-basis-1', expected kvsmith-aqua-1)");

@@ -13,7 +13,7 @@
 enum { T = PALU_TOKENS, CHUNK = 16 };
 /* ---- the rule ----------------------------------------------------------------------------------------------------*/
 
-enum { ROWS = 40, FIRST = 4090, LANES = 2, KDIM = 6, VDIM = 5, RANK_K = 3, RANK_V = 2 };
+enum { ROWS = 40, FIRST = 4090, LANES = 2, KDIM = 6, VDIM = 5, WIDEST = LANES * KDIM, RANK_K = 3, RANK_V = 2 };
 /* Numbers that make_palu.py draws alike. */
 static real drawn(int which, int row, int lane, int k) {
     uint32_t x = (uint32_t)(which * 65536 + row * 64 + lane * 16 + k) * 2654435761u + 12345u;
@@ -63,39 +63,37 @@ static void store(Rig *g, Cache *c, const KvShape *shape, const Rope *rope, Rows
     CALL(g, (kv_settle(&g->run, kv), kv_append(&g->run, kv_slot(c, 0), kv, NULL), 0));
     kv_end(c, &rows->b, NULL);
 }
-/* The leading directions of both parts, from the moments of rows that are stored as `real`s. */
-static void calibrated(Cache *plain, RowBasis *b) {
+/* The leading directions of both parts of groups of lanes, from the moments of rows that are stored as `real`s. */
+static void calibrated(Cache *plain, RowBasis *b, int heads) {
     KvMoments m;
-    kv_moments_open(&m, kv_slot(plain, 0));
+    kv_moments_open(&m, kv_slot(plain, 0), heads);
     kv_moments_add(&m, kv_slot(plain, 0), 0, FIRST, 1);
-    cr_assert(m.rows[0] == ROWS && m.rows[LANES - 1] == ROWS);
+    cr_assert(m.groups == LANES / heads && m.rows[0] == ROWS && m.rows[m.groups - 1] == ROWS);
+    b->lanes = LANES, b->heads = heads;
     for (int i = 0; i < 2; i++) {
-        const int w = m.width[i], rank = i ? RANK_V : RANK_K;
-        b->lanes = LANES;
+        const int w = m.width[i], rank = i ? RANK_V : RANK_K, n = heads * rank * w;
         b->part[i] =
-            (PartBasis){.rank = rank, .width = w, .direction = xcalloc((size_t)(LANES * rank * w), sizeof(real))};
-    }
-    for (int i = 0; i < 2; i++)
-        for (int h = 0; h < LANES; h++) {
-            const int w = m.width[i];
-            double a[KDIM * KDIM], v[KDIM * KDIM], value[KDIM];
-            for (int k = 0; k < w * w; k++) a[k] = m.sum[i][h * w * w + k] / ROWS;
+            (PartBasis){.rank = rank, .width = w / heads, .direction = xcalloc((size_t)(m.groups * n), sizeof(real))};
+        for (int g = 0; g < m.groups; g++) {
+            double a[WIDEST * WIDEST], v[WIDEST * WIDEST], value[WIDEST];
+            for (int k = 0; k < w * w; k++) a[k] = m.sum[i][g * w * w + k] / ROWS;
             basis_eigen(w, a, v, value);
-            for (int k = 0; k < b->part[i].rank * w; k++)
-                b->part[i].direction[h * b->part[i].rank * w + k] = (real)v[k];
+            for (int k = 0; k < n; k++) b->part[i].direction[g * n + k] = (real)v[k];
         }
+    }
     kv_moments_free(&m);
 }
 static void compared(FILE *f, const Cache *plain, const Cache *low, const KvShape *shape, const Kv *kv) {
     KvMoments m;
     const Slot *s = kv_slot(low, 0);
-    kv_moments_open(&m, kv_slot(plain, 0));
+    const int heads = shape->basis->heads;
+    kv_moments_open(&m, kv_slot(plain, 0), heads);
     kv_moments_add(&m, kv_slot(plain, 0), 0, 0, 2);
     for (int i = 0; i < 2; i++)
-        for (int h = 0; h < LANES; h++) {
-            const int w = m.width[i], rank = i ? RANK_V : RANK_K;
-            double a[KDIM * KDIM], v[KDIM * KDIM], value[KDIM];
-            for (int k = 0; k < w * w; k++) a[k] = m.sum[i][h * w * w + k] / ROWS;
+        for (int g = 0; g < m.groups; g++) {
+            const int w = m.width[i], part = w / heads, rank = i ? RANK_V : RANK_K;
+            double a[WIDEST * WIDEST], v[WIDEST * WIDEST], value[WIDEST];
+            for (int k = 0; k < w * w; k++) a[k] = m.sum[i][g * w * w + k] / ROWS;
             basis_eigen(w, a, v, value);
             word_is(f, "eigenvalues");
             for (int k = 0; k < w; k++) near_enough("eigenvalue", value[k], number(f), value[0]);
@@ -104,21 +102,25 @@ static void compared(FILE *f, const Cache *plain, const Cache *low, const KvShap
                 for (int k = 0; k < w; k++) near_enough("direction", v[d * w + k], number(f), 10);
             }
             for (int j = 0; j < ROWS; j++) {
-                const size_t at = slot_place_of(s, h, j);
-                const uint16_t *code =
-                    (const void *)((const char *)s->t.data.p + (i ? slot_value(s, at) : slot_key(s, at)));
-                real back[KDIM];
                 word_is(f, "row");
-                for (int k = 0; k < rank; k++) {
+                for (int k = 0; k < heads * rank; k++) {
+                    const int h = g * heads + k / rank;
+                    const size_t at = slot_place_of(s, h, j);
+                    const uint16_t *code =
+                        (const void *)((const char *)s->t.data.p + (i ? slot_value(s, at) : slot_key(s, at)));
                     unsigned want;
-                    cr_assert(fscanf(f, "%x", &want) == 1 && want == code[k], "part %d, lane %d, row %d: %x, not %x", i,
-                              h, j, code[k], want);
+                    cr_assert(fscanf(f, "%x", &want) == 1 && want == code[k % rank],
+                              "part %d, lane %d, row %d: %x, not %x", i, h, j, code[k % rank], want);
                 }
-                part_decode(shape, back, code, i, h, FIRST + j);
-                for (int k = 0; k < w; k++) {
-                    const double want = number(f);
-                    near_enough("a row that is read", (double)back[k], want, 10);
-                    near_enough("a row of the pass", (double)R(i ? kv->v : kv->k)[(j * LANES + h) * w + k], want, 10);
+                for (int h = g * heads; h < (g + 1) * heads; h++) {
+                    real back[KDIM];
+                    row_decode(&s->t, back, i, h, j);
+                    for (int k = 0; k < part; k++) {
+                        const double want = number(f);
+                        near_enough("a row that is read", (double)back[k], want, 10);
+                        near_enough("a row of the pass", (double)R(i ? kv->v : kv->k)[(j * LANES + h) * part + k], want,
+                                    10);
+                    }
                 }
             }
         }
@@ -133,7 +135,6 @@ Test(palu, rows_are_those_of_the_papers_rule) {
         Cache plain, low;
         Kv kv, kept;
         RowCodec codec = codec_palu;
-        RowBasis basis = {0};
         rig_open(&g, rig_first(), 1, 1 << 20);
         rows_batch(&rows);
         word_is(f, "rope");
@@ -141,15 +142,19 @@ Test(palu, rows_are_those_of_the_papers_rule) {
         for (int i = 0; i < rope.n / 2; i++) rope.f[i] = pow(1000, -2.0 * i / rope.n);
         const KvShape dense = {.lanes = LANES, .kdim = KDIM, .vdim = VDIM, .codec = &codec_f32};
         store(&g, &plain, &dense, &rope, &rows, &kv);
-        calibrated(&plain, &basis);
-        basis_turns(&basis, &rope);
-        KvShape shape = dense;
-        shape.codec = &codec, shape.basis = &basis;
-        cr_assert(row_bytes(&shape) == 8 + 4); /* three and two coefficients in bf16, in whole words */
-        store(&g, &low, &shape, &rope, &rows, &kept);
-        compared(f, &plain, &low, &shape, &kept);
-        kv_close(&plain), kv_close(&low);
-        basis_free(&basis);
+        for (int heads = 1; heads <= LANES; heads++) {
+            RowBasis basis = {0};
+            KvShape shape = dense;
+            calibrated(&plain, &basis, heads);
+            basis_turns(&basis, &rope);
+            shape.codec = &codec, shape.basis = &basis;
+            cr_assert(row_bytes(&shape) == 8 + 4); /* three and two coefficients in bf16, in whole words */
+            store(&g, &low, &shape, &rope, &rows, &kept);
+            compared(f, &plain, &low, &shape, &kept);
+            kv_close(&low);
+            basis_free(&basis);
+        }
+        kv_close(&plain);
         rig_close(&g);
     }
     RowBasis basis = {0};
@@ -200,23 +205,26 @@ Test(palu, eigenvectors_are_those_of_the_matrix) {
 
 /* All directions and `real`s: the rows of a dense cache but for rounding. */
 Test(palu, all_directions_give_the_dense_cache, .timeout = 120) {
-    int models = 0;
-    for (int i = 0; i < zoo_count(); i++) {
+    int models[2] = {0};
+    for (int k = 0; k < 2 * zoo_count(); k++) {
         PaluCase c, plain;
         int tok[T];
-        if (!check_sampled(i) || !palu_open(&c, i, "rank=1,bits=32", (ModelOpts){0})) continue;
+        const int i = k / 2, heads = 1 + k % 2;
+        if (!check_sampled(i) || !palu_open_groups(&c, i, heads, "rank=1,bits=32", (ModelOpts){0})) continue;
         palu_plain(&plain, i, (ModelOpts){0});
         const size_t n = (size_t)(T * c.cfg.vocab);
         real *low = xcalloc(n, sizeof *low), *dense = xcalloc(n, sizeof *dense);
         palu_text(tok, c.cfg.vocab, (uint64_t)i + 50);
         palu_logits(&c, tok, 7, 5, low), palu_logits(&plain, tok, 7, 5, dense);
         const double off = palu_distance(low, dense, n), bound = REAL == F64 ? 1e-12 : 1e-5;
-        cr_assert(off <= bound || (palu_decides(i) && REAL == F32), "%s: %.3g from a dense cache", zoo[i].name, off);
+        cr_assert(off <= bound || (palu_decides(i) && REAL == F32), "%s, groups of %d: %.3g from a dense cache",
+                  zoo[i].name, heads, off);
         free(low), free(dense);
         palu_close(&c), palu_close(&plain);
-        models++;
+        models[heads - 1]++;
     }
-    cr_assert(models > (check_sampled(1) ? 20 : 6), "%d models", models);
+    for (int k = 0; k < 2; k++)
+        cr_assert(models[k] > (check_sampled(1) ? 20 : 6), "groups of %d: %d models", k + 1, models[k]);
 }
 /* A plan for longer sequences changes a rotation of type dynamic, and how keys are turned back with it. */
 Test(palu, keys_turn_as_the_model_was_planned) {
@@ -229,7 +237,7 @@ Test(palu, keys_turn_as_the_model_was_planned) {
     PaluCase c = {.path = check_path("dynamic")};
     Err e = {0};
     double moved = 0;
-    cr_assert(palu_calibrate(zoo_find("gqa"), 1, c.path)); /* of the same shape; its directions do not matter */
+    cr_assert(palu_calibrate(zoo_find("gqa"), 1, 1, c.path)); /* of the same shape; its directions do not matter */
     c.text = xformat("palu:basis=%s", c.path);
     cr_assert(codec_parse(c.text, &c.codec, &e), "%s", e.msg);
     zoo_open(&dynamic, &c.cfg, &c.m, NULL, &c.dev, (ModelOpts){.codec = &c.codec});
@@ -250,10 +258,11 @@ Test(palu, keys_turn_as_the_model_was_planned) {
 Test(palu, rows_look_the_same_behind_every_cut, .timeout = 300) {
     static const char *const settings[] = {"rank=0.5",         "rank=0.75,value_rank=0.3,bits=8", "rank=0.8,bits=4",
                                            "rank=0.5,bits=32", "rank=0.25,bits=3,group=64",       "rank=0.9,bits=2"};
-    for (int i = 0; i < zoo_count(); i++) {
+    for (int k = 0; k < 2 * zoo_count(); k++) {
         PaluCase c, plain;
         int tok[T];
-        if (!check_sampled(i) || !palu_open(&c, i, settings[i % 6], (ModelOpts){0})) continue;
+        const int i = k / 2, heads = 1 + k % 2;
+        if (!check_sampled(i) || !palu_open_groups(&c, i, heads, settings[i % 6], (ModelOpts){0})) continue;
         palu_plain(&plain, i, (ModelOpts){0});
         const size_t n = (size_t)(T * c.cfg.vocab);
         real *whole = xcalloc(n, sizeof *whole), *cut = xcalloc(n, sizeof *cut);
@@ -264,8 +273,8 @@ Test(palu, rows_look_the_same_behind_every_cut, .timeout = 300) {
         for (int first = 1; first < T; first += 4) {
             palu_logits(&c, tok, first, first % 2 ? 1 : 7, cut);
             const double off = palu_distance(cut, whole, n);
-            cr_assert(off <= (REAL == F64 ? 1e-9 : 0.02) || (palu_decides(i) && REAL == F32), "%s, %s, cut at %d: %.3g",
-                      zoo[i].name, settings[i % 6], first, off);
+            cr_assert(off <= (REAL == F64 ? 1e-9 : 0.02) || (palu_decides(i) && REAL == F32),
+                      "%s, groups of %d, %s, cut at %d: %.3g", zoo[i].name, heads, settings[i % 6], first, off);
         }
         free(whole), free(cut);
         palu_close(&c), palu_close(&plain);
@@ -274,40 +283,67 @@ Test(palu, rows_look_the_same_behind_every_cut, .timeout = 300) {
 /* The mean squared error of the rows of the text of the calibration is the sum of the eigenvalues of the directions
  * that are left out. Rows of layer 0, whose inputs no codec changes, as two caches have them. */
 Test(palu, the_error_is_the_sum_of_the_eigenvalues_left_out, .timeout = 120) {
-    int models = 0;
-    for (int i = 0; i < zoo_count(); i++)
+    int groups[2] = {0};
+    for (int n = 0; n < 2 * zoo_count(); n++)
         for (int share = 1; share < 4; share++) {
             PaluCase c, plain;
             Session low, dense;
             int tok[T];
             char text[40];
+            const int i = n / 2, heads = 1 + n % 2;
             snprintf(text, sizeof text, "rank=%g,bits=32", share * 0.25);
-            if (!check_sampled(i) || !palu_open(&c, i, text, (ModelOpts){0})) continue;
+            if (!check_sampled(i) || !palu_open_groups(&c, i, heads, text, (ModelOpts){0})) continue;
             palu_plain(&plain, i, (ModelOpts){0});
             const KvShape *s = &c.m.layer[0].rows;
             palu_session(&low, &c, 1), palu_session(&dense, &plain, 1);
             palu_text(tok, c.cfg.vocab, PALU_SEED(0)); /* the calibration's only text */
             palu_feed(&low, 0, T, tok, NULL), palu_feed(&dense, 0, T, tok, NULL);
-            for (int h = 0; basis_layer(&c.m, 0) && !s->window && h < s->lanes; h++)
+            for (int g = 0; basis_layer(&c.m, 0) && !s->window && g < s->lanes / heads; g++)
                 for (int v = 0; v < 2; v++) {
                     const int w = v ? s->vdim : s->kdim, rank = c.m.basis[0].part[v].rank;
                     double off = 0, tail = 0, all = 0;
-                    for (int j = 0; j < T; j++) {
+                    for (int j = 0; j < heads * T; j++) {
                         real a[64], b[64];
-                        palu_row(&low, 0, h, v, j, a), palu_row(&dense, 0, h, v, j, b);
+                        const int h = g * heads + j / T;
+                        palu_row(&low, 0, h, v, j % T, a), palu_row(&dense, 0, h, v, j % T, b);
                         for (int k = 0; k < w; k++)
                             off += pow((double)a[k] - (double)b[k], 2) / T, all += pow((double)b[k], 2) / T;
                     }
-                    for (int k = rank; k < w; k++) tail += palu_eigenvalue(&c, 0, v, h, k);
+                    for (int k = heads * rank; k < heads * w; k++) tail += palu_eigenvalue(&c, 0, v, g, k);
                     cr_assert(fabs(off - tail) <= (REAL == F64 ? 1e-12 : 1e-5) * all && tail >= -1e-12 * all,
-                              "%s, rank %d of %d: error %.9g, eigenvalues %.9g of %.9g", zoo[i].name, rank, w, off,
-                              tail, all);
-                    models++;
+                              "%s, groups of %d, rank %d of %d: error %.9g, eigenvalues %.9g of %.9g", zoo[i].name,
+                              heads, rank, w, off, tail, all);
+                    groups[heads - 1]++;
                 }
             session_close(&low), session_close(&dense);
             palu_close(&c), palu_close(&plain);
         }
-    cr_assert(models > 100, "%d lanes", models);
+    cr_assert(groups[0] > 100 && groups[1] > 50, "%d lanes, %d groups", groups[0], groups[1]);
+}
+/* The best directions of a group leave no more of its rows than the best of each lane, at as many coefficients. */
+Test(palu, groups_leave_no_more_than_their_lanes) {
+    double least = 1;
+    for (int i = 0; i < zoo_count(); i++) {
+        PaluCase one, two;
+        if (!check_sampled(i) || !palu_open_groups(&two, i, 2, "rank=0.5", (ModelOpts){0})) continue;
+        cr_assert(palu_open(&one, i, "rank=0.5", (ModelOpts){0}));
+        const KvShape *s = &one.m.layer[0].rows; /* of which both read the same rows */
+        for (int g = 0; basis_layer(&one.m, 0) && g < s->lanes / 2; g++)
+            for (int v = 0; v < 2; v++) {
+                const int w = v ? s->vdim : s->kdim, rank = one.m.basis[0].part[v].rank;
+                double apart = 0, together = 0, all = 0;
+                for (int k = 0; k < 2 * w; k++) {
+                    const double group = palu_eigenvalue(&two, 0, v, g, k),
+                                 lane = palu_eigenvalue(&one, 0, v, 2 * g + k / w, k % w);
+                    together += k < 2 * rank ? 0 : group, apart += k % w < rank ? 0 : lane, all += lane;
+                }
+                cr_assert(together <= apart + 1e-12 * all, "%s: %.9g left by a group, %.9g by its lanes, of %.9g",
+                          zoo[i].name, together, apart, all);
+                if (apart > 1e-6 * all) least = fmin(least, together / apart);
+            }
+        palu_close(&one), palu_close(&two);
+    }
+    cr_assert(least < 0.9, "no group leaves less than %g of what its lanes leave", least);
 }
 /* Directions that are rounded along are mixed: they span the same, so that a row is projected to the same one, and the
  * coefficients of the text of the calibration have mean squares closer to each other. */
@@ -350,8 +386,9 @@ Test(palu, mixed_directions_span_the_same) {
 }
 /* What is resident is what the cost model says, and by its own count rows of the codec's bytes. */
 Test(palu, bytes_are_those_of_the_coefficients, .timeout = 120) {
-    for (int i = 0; i < zoo_count(); i++) {
+    for (int k = 0; k < 2 * zoo_count(); k++) {
         static const int bits[] = {32, 16, 8, 4};
+        const int i = k / 2, heads = 1 + k % 2;
         PaluCase c;
         Session s;
         Err e = {0};
@@ -359,7 +396,7 @@ Test(palu, bytes_are_those_of_the_coefficients, .timeout = 120) {
         char text[60];
         size_t rows = 0, mapped;
         snprintf(text, sizeof text, "rank=0.5,value_rank=0.7,bits=%d", bits[i % 4]);
-        if (!check_sampled(i) || !palu_open(&c, i, text, (ModelOpts){0})) continue;
+        if (!check_sampled(i) || !palu_open_groups(&c, i, heads, text, (ModelOpts){0})) continue;
         CacheCost *cost = xcalloc(1, sizeof *cost);
         palu_text(tok, c.cfg.vocab, 3);
         palu_session(&s, &c, 1);

@@ -68,12 +68,13 @@ Test(palu_file, policies_read_its_rows, .timeout = 300) {
 
 /* Forks share rows, guesses are taken back, a tier has rows on disk: the bits of one sequence that is fed alone. */
 Test(palu_file, forks_guesses_and_a_tier_change_nothing, .timeout = 120) {
-    for (int i = 0; i < zoo_count(); i += 3) {
+    for (int k = 0; k < 2 * zoo_count(); k += 3) {
         PaluCase c, disk;
         Session s;
         int tok[T], other[T];
         const KvTier tier = {.memory = (size_t)1 << 30, .dir = check_dir(), .least = 1};
-        if (!check_sampled(i) || !palu_open(&c, i, "rank=0.5,bits=8", (ModelOpts){0})) continue;
+        const int i = k / 2, heads = 1 + k % 2;
+        if (!check_sampled(i) || !palu_open_groups(&c, i, heads, "rank=0.5,bits=8", (ModelOpts){0})) continue;
         const int V = c.cfg.vocab;
         const size_t n = (size_t)(T * V);
         real *alone = xcalloc(n, sizeof *alone), *x = xcalloc(n, sizeof *x);
@@ -90,7 +91,7 @@ Test(palu_file, forks_guesses_and_a_tier_change_nothing, .timeout = 120) {
         CHECK_BYTES(zoo[i].name, x, alone, n * sizeof *x);
         session_close(&s);
 
-        cr_assert(palu_open(&disk, i, "rank=0.5,bits=8", (ModelOpts){.tier = &tier}));
+        cr_assert(palu_open_groups(&disk, i, heads, "rank=0.5,bits=8", (ModelOpts){.tier = &tier}));
         palu_session(&s, &disk, 2);
         palu_feed(&s, 0, 11, tok, x), palu_feed(&s, 0, T - 11, tok + 11, x + 11 * V);
         cr_assert(session_disk(&s).slots > 0, "%s: no slot is on disk", zoo[i].name);
@@ -119,14 +120,14 @@ Test(palu_file, the_file_is_a_function_of_the_text) {
     size_t n[3];
     char *bytes[3];
     for (int k = 0; k < 3; k++) {
-        cr_assert(palu_calibrate(i, k == 2 ? 2 : 1, path[k]));
+        cr_assert(palu_calibrate(i, k == 2 ? 2 : 1, 1, path[k]));
         bytes[k] = check_read(path[k], &n[k]);
     }
     cr_assert(n[0] == n[1] && !memcmp(bytes[0], bytes[1], n[0]));
     cr_assert(n[0] != n[2] || memcmp(bytes[0], bytes[2], n[0]) != 0);
     for (int k = 0; k < 3; k++) free(path[k]), free(bytes[k]);
 }
-static void refused(const char *path, const char *settings, int animal, const char *part) {
+static void refused_with(const char *path, const char *settings, int animal, const char *part, ModelOpts opts) {
     RowCodec codec;
     ModelCfg cfg;
     Model m;
@@ -136,22 +137,27 @@ static void refused(const char *path, const char *settings, int animal, const ch
     cr_assert(codec_parse(text, &codec, &e), "%s", e.msg);
     cr_assert(model_cfg_from_json(&cfg, zoo[animal].json, strlen(zoo[animal].json), zoo[animal].name, &e), "%s", e.msg);
     cr_assert(device_open(&dev, "cpu", 1, &e), "%s", e.msg);
-    const bool opened = model_open(&m, dev, &cfg, (ModelOpts){.codec = &codec}, &e);
+    opts.codec = &codec;
+    const bool opened = model_open(&m, dev, &cfg, opts, &e);
     cr_assert(!opened && e.status == EXIT_INPUT && strstr(e.msg, part) && !strchr(e.msg, '\n'),
               "expected '%s', got '%s'", part, opened ? "a model" : e.msg);
     device_close(dev);
     model_cfg_free(&cfg);
     free(text);
 }
-/* Writes a file whose checksum is right, with tensors of the animal as `spoil` leaves them. */
-static void written(const char *path, const St *st, int spoil) {
+static void refused(const char *path, const char *settings, int animal, const char *part) {
+    refused_with(path, settings, animal, part, (ModelOpts){0});
+}
+/* Writes a file whose checksum is right, with tensors of the animal as `spoil` leaves them, those of values from
+ * another file with the same names. */
+static void written(const char *path, const St *st, const St *values, int spoil) {
     StList list = {0};
     char sum[17];
     uint64_t h = 0;
     double *own[64];
     cr_assert(st->n <= 64);
     for (int i = 0; i < st->n; i++) {
-        const StEntry *x = &st->entry[i];
+        const StEntry *x = &(strstr(st->entry[i].name, ".values.") ? values : st)->entry[i];
         int shape[3] = {1, 1, 1};
         for (int k = 0; k < x->rank; k++) shape[k] = (int)x->shape[k];
         const size_t n = x->bytes / sizeof(double);
@@ -161,8 +167,10 @@ static void written(const char *path, const St *st, int spoil) {
         if (i == 0 && spoil == 2) own[i][1] += 0.01;
         if (i == 0 && spoil == 3) shape[0] = 1, shape[1] = (int)n, shape[2] = 1;
         if (i == st->n - 1 && spoil == 4) continue;
+        const int rank = i == 0 && spoil == 6 ? 1 : x->rank;
+        if (i == 0 && spoil == 6) shape[0] = (int)n;
         h = basis_checksum(h, x->name, own[i], x->bytes);
-        st_add(&list, x->name, tensor_make(own[i], F64, x->rank, shape), F64);
+        st_add(&list, x->name, tensor_make(own[i], F64, rank, shape), F64);
     }
     Err e = {0};
     snprintf(sum, sizeof sum, "%016llx", (unsigned long long)h);
@@ -179,13 +187,14 @@ Test(palu_file, damaged_and_foreign_files_are_refused, .timeout = 60) {
                                         "are not orthonormal; the file is damaged",
                                         "got another shape",
                                         "expected 8 tensors for the 2 layers of this model, got 7",
-                                        "not a basis that kvsmith calibrate wrote (kind 'something'"};
+                                        "not a basis that kvsmith calibrate wrote (kind 'something'",
+                                        "got another shape"};
     const int i = zoo_find("gqa");
     char *path = check_path("whole"), *bad = check_path("bad"), *bytes;
     size_t n;
     St st;
     Err e = {0};
-    cr_assert(palu_calibrate(i, 1, path));
+    cr_assert(palu_calibrate(i, 1, 1, path));
     refused(NULL, "", i, "expected basis=FILE, which kvsmith calibrate writes");
     refused("/nowhere/at/all", "", i, "/nowhere/at/all");
     refused(path, "", zoo_find("mqa"), "another shape; this basis is of another model");
@@ -193,8 +202,8 @@ Test(palu_file, damaged_and_foreign_files_are_refused, .timeout = 60) {
     refused(path, "", zoo_find("mla"), "are latents");
     refused(path, "", zoo_find("dms"), "merges or evicts rows");
     cr_assert(st_open(&st, path, &e), "%s", e.msg);
-    for (int k = 1; k < 6; k++) {
-        written(bad, &st, k);
+    for (int k = 1; k < 7; k++) {
+        written(bad, &st, &st, k);
         refused(bad, "", i, parts[k]);
     }
     bytes = check_read(path, &n);
@@ -210,6 +219,34 @@ Test(palu_file, damaged_and_foreign_files_are_refused, .timeout = 60) {
     }
     st_close(&st);
     free(bytes), free(path), free(bad);
+}
+/* Files of groups: of other models, of keys and values that differ, and damaged ones; policies. */
+Test(palu_file, files_of_groups_are_refused_where_they_do_not_fit, .timeout = 60) {
+    const int i = zoo_find("gqa");
+    char *one = check_path("one"), *two = check_path("two"), *bad = check_path("bad");
+    St single, group;
+    PolicyCfg p;
+    Err e = {0};
+    cr_assert(palu_calibrate(i, 1, 1, one) && palu_calibrate(i, 1, 2, two));
+    cr_assert(!palu_calibrate(zoo_find("mqa"), 1, 2, bad) && !palu_calibrate(i, 1, 4, bad));
+    cr_assert(st_open(&single, one, &e) && st_open(&group, two, &e), "%s", e.msg);
+    refused(two, "", zoo_find("mqa"), "another shape; this basis is of another model");
+    written(bad, &group, &single, 0);
+    refused(bad, "", i, "layers.0.values.basis: expected");
+    written(bad, &single, &group, 0);
+    refused(bad, "", i, "layers.0.values.basis: expected");
+    for (int k = 1; k < 3; k++) {
+        written(bad, &group, &group, k);
+        refused(bad, "", i, "the directions of group 0 are not orthonormal");
+    }
+    for (int k = 3; k < 7; k += 3) {
+        written(bad, &group, &group, k);
+        refused(bad, "", i, "got another shape");
+    }
+    cr_assert(policy_parse("h2o:budget=0.5", &p, &e), "%s", e.msg);
+    refused_with(two, "", i, "in this basis 2 heads share directions", (ModelOpts){.policy = &p});
+    st_close(&single), st_close(&group);
+    free(one), free(two), free(bad);
 }
 Test(palu_file, settings_are_read_and_written) {
     static const struct {

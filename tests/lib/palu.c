@@ -64,15 +64,18 @@ static bool palu_excused(const Err *e) {
     return e->status == EXIT_INPUT && (strstr(e->msg, "latents") || strstr(e->msg, "merges or evicts rows") ||
                                        strstr(e->msg, "no layer of this model stores rows"));
 }
-bool palu_calibrate(int animal, int texts, const char *path) {
+static bool palu_groups_excused(const Err *e) {
+    return palu_excused(e) || (e->status == EXIT_INPUT && strstr(e->msg, "--heads: layer "));
+}
+bool palu_calibrate(int animal, int texts, int heads, const char *path) {
     PaluCase c;
     Session s;
     Calibration x;
     Err e = {0};
     palu_plain(&c, animal, (ModelOpts){0});
     palu_session(&s, &c, 1);
-    const bool ok = calibration_open(&x, &s, &e);
-    cr_assert(ok || palu_excused(&e), "%s: %s", zoo[animal].name, e.msg);
+    const bool ok = calibration_open(&x, &s, heads, &e);
+    cr_assert(ok || (heads > 1 ? palu_groups_excused(&e) : palu_excused(&e)), "%s: %s", zoo[animal].name, e.msg);
     for (int i = 0; ok && i < texts; i++) {
         int tok[PALU_TOKENS];
         palu_text(tok, c.cfg.vocab, PALU_SEED(i));
@@ -84,15 +87,30 @@ bool palu_calibrate(int animal, int texts, const char *path) {
     palu_close(&c);
     return ok;
 }
-bool palu_open(PaluCase *c, int animal, const char *settings, ModelOpts opts) {
+static bool palu_prepare(PaluCase *c, int animal, int heads, const char *settings) {
     Err e = {0};
     char name[40];
     *c = (PaluCase){0};
-    snprintf(name, sizeof name, "basis-%d", animal);
+    snprintf(name, sizeof name, "basis-%d-%d", animal, heads);
     c->path = check_path(name);
-    const bool known = palu_calibrate(animal, 1, c->path);
+    const bool known = palu_calibrate(animal, 1, heads, c->path);
     c->text = xformat("palu:basis=%s,%s", c->path, settings);
     cr_assert(codec_parse(c->text, &c->codec, &e), "%s", e.msg);
+    return known;
+}
+bool palu_open_groups(PaluCase *c, int animal, int heads, const char *settings, ModelOpts opts) {
+    if (heads == 1) return palu_open(c, animal, settings, opts);
+    const bool known = palu_prepare(c, animal, heads, settings);
+    opts.codec = &c->codec;
+    if (known)
+        zoo_open(&zoo[animal], &c->cfg, &c->m, NULL, &c->dev, opts);
+    else
+        free(c->path), free(c->text);
+    return known;
+}
+bool palu_open(PaluCase *c, int animal, const char *settings, ModelOpts opts) {
+    Err e = {0};
+    const bool known = palu_prepare(c, animal, 1, settings);
     opts.codec = &c->codec;
     if (known) {
         zoo_open(&zoo[animal], &c->cfg, &c->m, NULL, &c->dev, opts);
@@ -108,14 +126,9 @@ bool palu_open(PaluCase *c, int animal, const char *settings, ModelOpts opts) {
     return false;
 }
 void palu_row(const Session *s, int layer, int lane, bool value, int row, real *to) {
-    const Lanes *t = kv_lanes(kv_slot(&s->cache, layer));
-    const size_t page = (size_t)t->table[lane * t->maxpages + row / t->P % t->maxpages], at = (size_t)(row % t->P),
-                 kb = key_bytes(&t->s), vb = value_bytes(&t->s);
-    const char *in = (const char *)t->data.p + page * (size_t)t->P * (kb + vb);
-    part_decode(&t->s, to, value ? in + (size_t)t->P * kb + at * vb : in + at * kb, value, lane,
-                t->pos[page * (size_t)t->P + at]);
+    row_decode(kv_lanes(kv_slot(&s->cache, layer)), to, value, lane, row);
 }
-double palu_eigenvalue(const PaluCase *c, int layer, bool value, int lane, int k) {
+double palu_eigenvalue(const PaluCase *c, int layer, bool value, int group, int k) {
     St st;
     Err e = {0};
     char name[BASIS_NAME];
@@ -125,7 +138,7 @@ double palu_eigenvalue(const PaluCase *c, int layer, bool value, int lane, int k
     cr_assert(x && x->rank == 2);
     double one, *all = xcalloc((size_t)(x->shape[0] * x->shape[1]), sizeof *all);
     cr_assert(st_read(&st, x, TENSOR(all, F64, (int)x->shape[0], (int)x->shape[1]), &e), "%s", e.msg);
-    one = all[(size_t)lane * x->shape[1] + (size_t)k];
+    one = all[(size_t)group * x->shape[1] + (size_t)k];
     free(all);
     st_close(&st);
     return one;

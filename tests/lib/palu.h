@@ -15,11 +15,13 @@ typedef struct {
 } PaluCase;
 /* Tokens of a drawn text. */
 void palu_text(int tok[PALU_TOKENS], int vocab, uint64_t seed);
-/* Calibrates an animal on so many texts into the file. False: its rows are none for the codec, as the message must
- * say. */
-bool palu_calibrate(int animal, int texts, const char *path);
+/* Calibrates an animal on so many texts into the file, in groups of `heads` lanes. False: its rows are none for the
+ * codec, or not for such groups, as the message must say. */
+bool palu_calibrate(int animal, int texts, int heads, const char *path);
 /* The animal with "palu:SETTINGS", calibrated on one text; false as above, and model_open says so, too. */
 bool palu_open(PaluCase *, int animal, const char *settings, ModelOpts);
+/* The same in groups of `heads` lanes. False also where a layer's lanes do not divide into groups. */
+bool palu_open_groups(PaluCase *, int animal, int heads, const char *settings, ModelOpts);
 /* The same model with rows as computed. */
 void palu_plain(PaluCase *, int animal, ModelOpts);
 void palu_close(PaluCase *);
@@ -37,5 +39,5 @@ bool palu_decides(int animal);
 double palu_distance(const real *a, const real *b, size_t n);
 /* The key or value of row `row` of a lane of sequence 0, as the cache gives it. */
 void palu_row(const Session *, int layer, int lane, bool value, int row, real *to);
-/* Eigenvalue k of the file. */
-double palu_eigenvalue(const PaluCase *, int layer, bool value, int lane, int k);
+/* Eigenvalue k of a group of the file. */
+double palu_eigenvalue(const PaluCase *, int layer, bool value, int group, int k);
