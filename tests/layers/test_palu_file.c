@@ -165,6 +165,7 @@ static void written(const char *path, const St *st, const St *values, int spoil)
         memcpy(own[i], x->p, x->bytes);
         if (i == 0 && spoil == 1) own[i][0] = NAN;
         if (i == 0 && spoil == 2) own[i][1] += 0.01;
+        if (i == 0 && spoil == 7) own[i][n / shape[0] / 2 - 1] += 0.01; /* the last of half of the directions */
         if (i == 0 && spoil == 3) shape[0] = 1, shape[1] = (int)n, shape[2] = 1;
         if (i == st->n - 1 && spoil == 4) continue;
         const int rank = i == 0 && spoil == 6 ? 1 : x->rank;
@@ -235,8 +236,8 @@ Test(palu_file, files_of_groups_are_refused_where_they_do_not_fit, .timeout = 60
     refused(bad, "", i, "layers.0.values.basis: expected");
     written(bad, &single, &group, 0);
     refused(bad, "", i, "layers.0.values.basis: expected");
-    for (int k = 1; k < 3; k++) {
-        written(bad, &group, &group, k);
+    for (int k = 0; k < 3; k++) {
+        written(bad, &group, &group, k ? k : 7);
         refused(bad, "", i, "the directions of group 0 are not orthonormal");
     }
     for (int k = 3; k < 7; k += 3) {
