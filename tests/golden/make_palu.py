@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """make_palu.py: what the codec palu stores of drawn rows, by the paper's rule in NumPy: directions from numpy's
 singular value decomposition of the rows, rotations as complex numbers, coefficients in bf16. First each head has
-directions of its own, then a group of both heads has them together, of rows that are one head's after the other's;
+directions of its own, then two groups of two heads have them together, of rows that are one head's after the other's;
 head i stores coefficients i rank to (i + 1) rank - 1.
 
     python3 tests/golden/make_palu.py > tests/golden/palu.txt
@@ -12,7 +12,7 @@ weight (section 3.2) and checks that its rows are those that the codec gives.
 """
 import numpy as np
 
-ROWS, FIRST, LANES, WIDTH, RANK = 40, 4090, 2, (6, 5), (3, 2)
+ROWS, FIRST, LANES, WIDTH, RANK = 24, 4090, 4, (6, 5), (3, 2)
 
 
 def element(which, row, lane, k):

@@ -13,7 +13,17 @@
 enum { T = PALU_TOKENS, CHUNK = 16 };
 /* ---- the rule ----------------------------------------------------------------------------------------------------*/
 
-enum { ROWS = 40, FIRST = 4090, LANES = 2, KDIM = 6, VDIM = 5, WIDEST = LANES * KDIM, RANK_K = 3, RANK_V = 2 };
+enum {
+    ROWS = 24,
+    FIRST = 4090,
+    LANES = 4,
+    TOGETHER = 2,
+    KDIM = 6,
+    VDIM = 5,
+    WIDEST = TOGETHER * KDIM,
+    RANK_K = 3,
+    RANK_V = 2
+};
 /* Numbers that make_palu.py draws alike. */
 static real drawn(int which, int row, int lane, int k) {
     uint32_t x = (uint32_t)(which * 65536 + row * 64 + lane * 16 + k) * 2654435761u + 12345u;
@@ -142,7 +152,7 @@ Test(palu, rows_are_those_of_the_papers_rule) {
         for (int i = 0; i < rope.n / 2; i++) rope.f[i] = pow(1000, -2.0 * i / rope.n);
         const KvShape dense = {.lanes = LANES, .kdim = KDIM, .vdim = VDIM, .codec = &codec_f32};
         store(&g, &plain, &dense, &rope, &rows, &kv);
-        for (int heads = 1; heads <= LANES; heads++) {
+        for (int heads = 1; heads <= TOGETHER; heads++) {
             RowBasis basis = {0};
             KvShape shape = dense;
             calibrated(&plain, &basis, heads);
