@@ -97,9 +97,10 @@ trains() { # run folder: it has begun to train
 saved() { # run folder, exit status
     [ "$2" -eq 130 ] && [ "$(ls -d "$1"/step-* 2>/dev/null | wc -l)" -eq 1 ] || wrong "$1: exit $2, holds $(ls -A "$1" | tr '\n' ' '): $(cat "$tmp/err")"
 }
+# Whoever runs this may have them ignored, as nohup does.
 for s in HUP USR1 'HUP HUP HUP' 'USR1 TERM'; do # as a shell and the system do, and a batch system at its limit
     dir=$tmp/end-${s// /-}
-    "$prog" $long run.dir="$dir" >"$tmp/out" 2>"$tmp/err" &
+    env --default-signal=HUP,USR1,TERM "$prog" $long run.dir="$dir" >"$tmp/out" 2>"$tmp/err" &
     pid=$!
     trains "$dir"
     for x in $s; do kill -$x $pid 2>/dev/null; done
@@ -108,7 +109,7 @@ for s in HUP USR1 'HUP HUP HUP' 'USR1 TERM'; do # as a shell and the system do, 
 done
 for s in HUP USR1; do
     dir=$tmp/launch-$s
-    "$prog" launch -n 2 --max-restarts 3 -- $long train.batch=4 train.micro_batch=2 run.dir="$dir" >"$tmp/out" 2>"$tmp/err" &
+    env --default-signal=HUP,USR1 "$prog" launch -n 2 --max-restarts 3 -- $long train.batch=4 train.micro_batch=2 run.dir="$dir" >"$tmp/out" 2>"$tmp/err" &
     pid=$!
     trains "$dir"
     kill -$s $pid
@@ -130,7 +131,7 @@ mkfifo "$tmp/fifo"
 exec 7<>"$tmp/fifo"
 for s in HUP USR1 INT; do
     for c in "generate $tmp/run --prompt-file -" "data tokenize - --tokenizer byte -o $tmp/set"; do
-        env --default-signal=INT "$prog" $c <&7 >"$tmp/out" 2>"$tmp/err" &
+        env --default-signal=HUP,USR1,INT "$prog" $c <&7 >"$tmp/out" 2>"$tmp/err" &
         pid=$!
         for _ in $(seq "$(patience 200)"); do # until it is past its start: it has all the libraries, and catches
             grep -q '^Name:.*kvsmith' /proc/$pid/status 2>/dev/null && grep -qE '^Sig(Cgt|Blk):.*[1-9a-f]' /proc/$pid/status && break
