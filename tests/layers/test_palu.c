@@ -328,7 +328,7 @@ Test(palu, the_error_is_the_sum_of_the_eigenvalues_left_out, .timeout = 120) {
             session_close(&low), session_close(&dense);
             palu_close(&c), palu_close(&plain);
         }
-    cr_assert(groups[0] > 100 && groups[1] > 50, "%d lanes, %d groups", groups[0], groups[1]);
+    cr_assert(groups[0] > 100 && groups[1] > (check_sampled(1) ? 50 : 30), "%d lanes, %d groups", groups[0], groups[1]);
 }
 /* The best directions of a group leave no more of its rows than the best of each lane, at as many coefficients. */
 Test(palu, groups_leave_no_more_than_their_lanes) {
