@@ -55,10 +55,10 @@ bool engine_slurp(const char *path, const char *what, char **text, size_t *n, Er
 
 const char *engine_disk_name(const KvDisk *d) { return d->host ? "host" : "disk"; }
 json_t *engine_disk(const KvDisk *d, double steps) {
-    return json_pack("{s:i, s:i, s:I, s:I, s:f, s:f, s:f}", "layers", d->slots, "of", d->of, "memory_bytes",
+    return json_pack("{s:i, s:i, s:I, s:I, s:f, s:f, s:f, s:f}", "layers", d->slots, "of", d->of, "memory_bytes",
                      (json_int_t)d->memory, d->host ? "host_bytes" : "file_bytes", (json_int_t)d->file, "read_bytes",
-                     (double)d->read / steps, "written_bytes", (double)d->written / steps, "waited_s",
-                     d->waited / steps);
+                     (double)d->read / steps, "late_bytes", (double)d->late / steps, "written_bytes",
+                     (double)d->written / steps, "waited_s", d->waited / steps);
 }
 json_t *engine_number(double x) { return isfinite(x) ? json_real(x) : json_null(); }
 

@@ -21,6 +21,9 @@ void kv_turn_queries(Run *, const Kv *, Tensor q);
 /* Attention of q over the history that the slot had before this pass, whose own rows are `pass`: see
  * Ops.attend_lanes. */
 void kv_attend(Run *, const Slot *, const Kv *pass, Tensor o, Tensor lse, Tensor q, AttnSpec, bool merge);
+/* The queries of Run.out that a policy will select by when the slot is attended to next are known: pages that they
+ * select are read ahead, where the slot's rows lie in a slower tier. */
+void kv_expect(Run *, const Slot *, Tensor q, AttnSpec);
 /* A mixer calls this when its attention is complete, with the queries q (r->out.n, heads, kdim) as its scores used
  * them, the lse of all rows that they saw, and the scale of the scores. Keeps those that a policy asks for (Run.probe);
  * else nothing. */

@@ -42,9 +42,10 @@ typedef struct Mixer {
     /* The same for a token that is decoded over a cache, if that differs; NULL: as flops. */
     double (*decode_flops)(const void *cfg, double context);
     /* Optional functions; NULL: nothing to do. */
-    /* q (out.n, heads, kdim): the queries that extend would give to kv_attend, of x (in.n, d). The model asks for them
-     * where a policy guesses a layer's queries from the input of the layer before. */
-    void (*queries)(Run *, const void *cfg, const void *w, Tensor x, const Kv *kv, Tensor q);
+    /* q (out.n, heads, kdim): the queries that extend would give to kv_attend, of x (in.n, d); returns what it would
+     * give with them. The model asks for them where a policy guesses a layer's queries from the input of the layer
+     * before. */
+    AttnSpec (*queries)(Run *, const void *cfg, const void *w, Tensor x, const Kv *kv, Tensor q);
     const Rope *(*turns)(const void *cfg);   /* how queries and keys are rotated; NULL: not at all, or not alike */
     bool (*publishes_only)(const void *cfg); /* y does not exist: the block adds nothing and has no feed-forward part */
     void (*init)(const void *cfg, void *w, uint64_t key); /* fills the fields declared FIELD_OWN, from the key alone */

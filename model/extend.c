@@ -174,7 +174,8 @@ static Tensor extend_guess(const Model *m, const Workspace *ws, const Run *r, co
     const Tensor q = TENSOR(room.p, REAL, out.n, y->heads, m->layer[y->kv_from].rows.kdim);
     v.layer = l, v.out = out;
     sums_need(m, &v, l + 1);
-    y->kind->mixer->queries(&v, y->cfg, m->w.layer[l].mix, xn, &ws->kv[y->kv_from], q);
+    const AttnSpec spec = y->kind->mixer->queries(&v, y->cfg, m->w.layer[l].mix, xn, &ws->kv[y->kv_from], q);
+    kv_expect(&v, kv_slot(c, y->kv_from), q, spec);
     return q;
 }
 /* Elements of the largest guess of one row. */

@@ -18,8 +18,8 @@ static void attend_counts(const Run *r, const Slot *s) {
 }
 void kv_attend(Run *r, const Slot *s, const Kv *pass, Tensor o, Tensor lse, Tensor q, AttnSpec spec, bool merge) {
     CHECK(!s->mirror || measuring(r) || !dirty_copy_behind(s->mirror), "tables that the device has not seen");
-    if (s->tier && r->out.n && !measuring(r)) tier_stage(s);
     if (select_attend(r, s, pass, o, lse, q, spec, merge)) return;
+    if (s->tier && r->out.n && !measuring(r)) tier_stage(s);
     CHECK(!s->ranks || !merge, "a partial of this rank alone");
     if (s->ranks)
         row_ranks_attend(r, s->ranks, kv_lanes_there(s), pass, o, lse, q, spec);

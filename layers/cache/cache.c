@@ -341,21 +341,18 @@ bool kv_tier_fits(Device *dev, const KvTier *tier, Err *e) {
            err_input(e, "--cache-disk: rows of a GPU's cache that do not fit go to the host's memory; leave it out");
 }
 /* The same without memory: what is needed. With a limit rows of slots go to the tier, of as few as may be. */
-static bool cache_measure(Cache *c, const KvTier *tier, size_t *tables, Err *e) {
+static bool cache_measure(Cache *c, const KvTier *tier, int threads, size_t *tables, Err *e) {
     char limit[24], need[24];
     size_t least = SIZE_MAX;
     if (!tier || !tier->memory) return *tables = cache_place(c), true;
     if (!kv_tier_fits(c->dev, tier, e)) return false;
-    if (c->dev && c->policy.read)
-        return err_input(e, "--cache-memory: a policy that selects what a step reads needs all rows in a GPU's memory; "
-                            "leave out one of the two, or use --device cpu");
     for (int i = 0; i < c->nslots; i++)
         if (c->slot[i].t.nblocks)
             return err_input(e,
                              "--cache-memory: --cache-dtype %s stores rows in blocks, which stay in memory; leave "
                              "it out or take another codec",
                              c->slot[i].t.s.codec->name);
-    c->tier = tier_make(tier, c->dev, c->slot, c->nslots, c->nseq);
+    c->tier = tier_make(tier, c->dev, threads, c->slot, c->nslots, c->nseq);
     for (int n = tier->least, slots = n; n <= slots; n++) {
         slots = tier_choose(c->tier, n);
         c->mem.used = c->mem.peak = c->tables.used = c->tables.peak = 0;
@@ -437,6 +434,7 @@ static bool kv_too_long(int nseq, int max_tokens, Err *e) {
 bool kv_open_ranks(Cache *c, Device *dev, const PolicyCfg *policy, const KvTier *tier, const KvRanks *ranks,
                    const KvShape *slots, int nslots, int nseq, int max_tokens, int max_rows, int page_rows, bool poison,
                    bool dry, Err *e) {
+    const int threads = dev ? device_threads(dev) : 1;
     if (!device_apart(dev)) dev = NULL;
     if (ranks && ranks->world == 1) ranks = NULL;
     if (ranks && !cache_divides(dev, policy, tier, ranks, slots, nslots, e)) return false;
@@ -481,7 +479,7 @@ bool kv_open_ranks(Cache *c, Device *dev, const PolicyCfg *policy, const KvTier 
     c->chain = chain_make(c->slot, nslots);
     CHECK(!c->chain || !tier || !tier->memory, "rows on disk that are predicted");
     size_t tables = 0;
-    if (!cache_measure(c, tier, &tables, e)) {
+    if (!cache_measure(c, tier, threads, &tables, e)) {
         kv_close(c);
         return false;
     }

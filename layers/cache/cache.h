@@ -25,7 +25,8 @@ typedef struct {
     bool host;            /* rows are in the host's memory, not on disk, */
     int slots, of;        /* of so many slots, of those that have rows */
     size_t file, memory;  /* bytes: of the file, or of the host's memory; of the cache in memory, or a device's */
-    size_t read, written; /* bytes so far */
+    size_t read, written; /* bytes so far; read: */
+    size_t late;          /* when they were needed, not ahead of it */
     double waited;        /* seconds in which passes, or a device's queue, waited for rows */
 } KvDisk;
 

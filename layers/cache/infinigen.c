@@ -37,16 +37,16 @@ static const Key own[] = {POLICY_READS_KEYS("0.2", "64", "1"),
                                      "rows are read whose score is less than this under the largest"),
                           {0}};
 static const Key keys[] = {{0}};
-const Policy policy_infinigen = {
-    .name = "infinigen",
-    .meaning = "all; a step reads the rows that a query guessed by the layer before prefers",
-    .source = "arXiv:2406.19707",
-    .lacks = "rows in host memory, the rotation of channels by an SVD; heads of a group alone read alike",
-    .role = POLICY_READS,
-    .keys = keys,
-    .own = own,
-    .summary = policy_means,
-    .summary_channels = 1,
-    .judge = infinigen_judge,
-    .guesses = true,
-    .fewer = true};
+const Policy policy_infinigen = {.name = "infinigen",
+                                 .meaning =
+                                     "all; a step reads the rows that a query guessed by the layer before prefers",
+                                 .source = "arXiv:2406.19707",
+                                 .lacks = "the rotation of channels by an SVD; heads of a group alone read alike",
+                                 .role = POLICY_READS,
+                                 .keys = keys,
+                                 .own = own,
+                                 .summary = policy_means,
+                                 .summary_channels = 1,
+                                 .judge = infinigen_judge,
+                                 .guesses = true,
+                                 .fewer = true};

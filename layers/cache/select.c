@@ -3,7 +3,10 @@
  * gives the highest scores. What it reads is a table of pages of its own, which Ops.attend_lanes takes for a lane's.
  *
  * The host chooses for a GPU, too: the queries of a pass come to the host, and once the keys of each page that has
- * become full; the tables go back. Ops.attend_lanes runs on the GPU. */
+ * become full; the tables go back. Ops.attend_lanes runs on the GPU.
+ *
+ * Of rows in a slower tier (tier.h) the pages of those tables come to memory, and once those without a summary. Pages
+ * that a guess selects are known a layer before (kv_expect) and read ahead. */
 #include "slot.h"
 #include "ops/host.h"
 #include "ops/merged.h"
@@ -188,12 +191,13 @@ static void fetch_keys(Run *r, const Slot *s, Fetch *f, real *keys) {
     }
     r->ops->move(r, f->keys, f->to, s->t.data, f->from, n, width);
     if (!measuring(r)) device_read(r->dev, f->here, f->keys.p, (size_t)n * bytes);
+    if (s->tier && !measuring(r)) tier_touched(s, (size_t)n * bytes, 0);
     for (int i = 0; i < f->n; i++) /* of any lane: no rows on a GPU have a basis */
         page_sum(s, 0, f->page[i], f->here + (size_t)i * bytes, keys);
     f->n = 0;
     run_release(r, mark);
 }
-/* Makes the summaries that the rows of the pass ask for. */
+/* On a GPU: makes the summaries that the rows of the pass ask for. */
 static void select_fetch(Run *r, const Slot *s, Reading *x) {
     const RunMark mark = run_mark(r);
     Fetch f = fetch_place(r, s);
@@ -212,6 +216,35 @@ static void select_fetch(Run *r, const Slot *s, Reading *x) {
     if (f.n || measuring(r)) fetch_keys(r, s, &f, x->keys);
     run_release(r, mark);
 }
+
+/* ---- rows in a slower tier ---------------------------------------------------------------------------------------*/
+
+/* Pages of which the rows of the pass ask for a summary that is not there come to memory. */
+static void select_bring(const Run *r, const Slot *s, Reading *x) {
+    bool any = false;
+    for (int m = 0; m < r->out.n; m++)
+        for (int h = 0; h < s->t.s.lanes; h++) {
+            const int lane = r->batch->seq[r->batch->of[r->out.idx[m]]] * s->t.s.lanes + h,
+                      n = row_judged(s, x, r, m, h);
+            for (int i = 0; i < n; i++) {
+                const int page = page_at(s, lane, x->page[i].at);
+                if (!s->summed[page]) tier_want(s, page), any = true;
+            }
+        }
+    if (any) tier_bring(s);
+}
+/* What the tables of n rows name comes to memory. */
+static void reading_bring(const Slot *s, Reading *x, int n, bool last) {
+    for (int to = 0; to < n * s->t.s.lanes; to++)
+        for (int at = x->t.lo[to] / s->t.P; at * s->t.P < x->t.hi[to]; at++)
+            tier_want(s, x->t.table[(size_t)to * (size_t)s->t.maxpages + (size_t)at]);
+    tier_bring(s);
+    if (last) tier_onward(s);
+    x->t.data = (s->mirror ? &s->there : &s->t)->data;
+}
+
+/* ---- a pass ------------------------------------------------------------------------------------------------------*/
+
 /* The tables of n rows where the ops read them: a GPU's copy is as wide as the longest. */
 static Lanes reading_there(Run *r, const Slot *s, const Reading *x, int n) {
     Lanes t = x->t;
@@ -228,9 +261,6 @@ static Lanes reading_there(Run *r, const Slot *s, const Reading *x, int n) {
     t.maxpages = wide;
     return t;
 }
-
-/* ---- a pass ------------------------------------------------------------------------------------------------------*/
-
 /* Rows m.. of the pass's output, n of them. judges: the queries that select, of all rows, where the host reads them. */
 static void select_some(Run *r, const Slot *s, const Kv *pass, Tensor o, Tensor lse, Tensor q, Tensor judges,
                         AttnSpec spec, bool merge, Reading *x, int m, int n) {
@@ -250,6 +280,7 @@ static void select_some(Run *r, const Slot *s, const Kv *pass, Tensor o, Tensor 
                          R(judges) + (at + (size_t)(i * H + h * (H / K))) * (size_t)Dk, H / K, spec.scale, selects);
     }
     if (!measuring(r)) x->off[n] = n;
+    if (s->tier && !measuring(r)) reading_bring(s, x, n, m + n == r->out.n);
     const Lanes t = reading_there(r, s, x, n);
     own.history = true;
     v.batch = &own, v.in = v.out = (RowList){n, x->idx};
@@ -277,9 +308,38 @@ bool select_attend(Run *r, const Slot *s, const Kv *pass, Tensor o, Tensor lse, 
     Reading x = reading_place(r, s);
     const bool some = measuring(r) || select_any(s, &x, r);
     if (some && s->dev) select_fetch(r, s, &x);
+    if (some && slot_on_disk(s) && !measuring(r)) select_bring(r, s, &x);
     const Tensor judges = some ? host_view(r, s->policy.read->guesses ? r->guess : q, true) : ABSENT;
     for (int m = 0; some && m < (measuring(r) ? 1 : r->out.n); m += SELECT_ROWS)
         select_some(r, s, pass, o, lse, q, judges, spec, merge, &x, m, imin(SELECT_ROWS, r->out.n - m));
     run_release(r, mark);
     return some && !measuring(r);
+}
+
+/* Row m of the pass's output, in lane h: pages that the guess selects, and those without a summary, are expected. */
+static void row_expects(const Run *r, const Slot *s, Reading *x, int m, int h, const real *q, int group, real scale) {
+    const Batch *b = r->batch;
+    const int row = r->out.idx[m], lane = b->seq[b->of[row]] * s->t.s.lanes + h, P = s->t.P, lo = s->t.lo[lane],
+              hi = s->t.hi[lane], first = lo / P, all = row_judged(s, x, r, m, h);
+    int older = 0;
+    for (int at = first; at * P < hi; at++) x->leave[at - first] = false;
+    for (int i = 0; i < all; i++)
+        if (s->summed[page_at(s, lane, x->page[i].at)]) x->page[older++].at = x->page[i].at;
+    const int most = pages_read(&s->policy, b->pos[row] + 1);
+    if (pages_judged(&s->policy, older, most))
+        reading_leaves(s, &s->policy, x, lane, q, group, scale, older, imin(older, most));
+    for (int at = first; at * P < hi; at++)
+        if (!x->leave[at - first]) tier_expect(s, page_at(s, lane, at));
+}
+void kv_expect(Run *r, const Slot *s, Tensor q, AttnSpec spec) {
+    const RunMark mark = run_mark(r);
+    const int H = spec.heads, K = s->t.s.lanes;
+    if (!s->policy.read || !(s->tier || measuring(r))) return;
+    Reading x = reading_place(r, s);
+    const Tensor guess = host_view(r, q, true);
+    for (int m = 0; m < r->out.n && !measuring(r); m++)
+        for (int h = 0; h < K; h++)
+            row_expects(r, s, &x, m, h, R(guess) + (size_t)(m * H + h * (H / K)) * (size_t)s->t.s.kdim, H / K,
+                        spec.scale);
+    run_release(r, mark);
 }

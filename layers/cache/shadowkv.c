@@ -36,15 +36,14 @@ static const Key own[] = {POLICY_READS_KEYS("0.0156", "32", "8"),
                                      "pages with the key least like their mean, read in addition"),
                           {0}};
 static const Key keys[] = {{0}};
-const Policy policy_shadowkv = {
-    .name = "shadowkv",
-    .meaning = "all; a step reads uneven pages and those whose mean key it attends to",
-    .source = "arXiv:2410.21465",
-    .lacks = "low-rank keys, values in host memory; uneven pages are chosen anew as the text grows",
-    .role = POLICY_READS,
-    .keys = keys,
-    .own = own,
-    .summary = shadowkv_summary,
-    .summary_channels = 1,
-    .summary_more = 1,
-    .judge = shadowkv_judge};
+const Policy policy_shadowkv = {.name = "shadowkv",
+                                .meaning = "all; a step reads uneven pages and those whose mean key it attends to",
+                                .source = "arXiv:2410.21465",
+                                .lacks = "low-rank keys; uneven pages are chosen anew as the text grows",
+                                .role = POLICY_READS,
+                                .keys = keys,
+                                .own = own,
+                                .summary = shadowkv_summary,
+                                .summary_channels = 1,
+                                .summary_more = 1,
+                                .judge = shadowkv_judge};

@@ -12,7 +12,9 @@ struct Slot {
     Tier *tier; /* rows are on disk, and Lanes.data only where tier_stage has brought them; of a device they are with */
                 /* the host, where `t` has them, and Lanes.data of `there` is what was brought. NULL: in memory */
     int number; /* of the slot in its cache */
-    size_t at;  /* of a slot of the tier: where its rows begin there */
+    size_t at;  /* of a slot of the tier: where its rows begin there, */
+    uint32_t *read_in; /* and where a policy selects (npages) the pass that read a page last, or is expected to; */
+    uint32_t expected; /* the pass whose pages are named so */
     Lanes t;
     Lanes there;                                  /* of a device: the same as its kernels see it */
     DirtyCopy *mirror;                            /* what of t that lacks; NULL: the host's memory */

@@ -35,7 +35,7 @@ const Policy policy_tailorkv = {
     .name = "tailorkv",
     .meaning = "all; first layers in few bits, in the others a step reads the rows that few channels prefer",
     .source = "arXiv:2505.19586",
-    .lacks = "rows in host memory and guessed channels, as nothing is moved; the search for the layers to code; "
+    .lacks = "guessed channels; the search for the layers to code; "
              "1 bit and keys coded by channel",
     .role = POLICY_READS,
     .keys = keys,

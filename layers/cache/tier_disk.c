@@ -3,6 +3,7 @@
 #include <fcntl.h>
 #include <pthread.h>
 #include <signal.h>
+#include <sys/uio.h>
 #include <unistd.h>
 #include "tier_store.h"
 #include "ops/file.h"
@@ -12,7 +13,7 @@ struct Disk {
     char *dir;
     int fd;
     pthread_t thread;
-    pthread_mutex_t lock; /* of what follows, and of Tier.why */
+    pthread_mutex_t lock; /* of what follows, and of Tier.why and Tier.sum */
     pthread_cond_t moved;
     bool started, busy, ends;
     int filled; /* the buffer that the thread fills */
@@ -33,6 +34,11 @@ static void disk_fails(Tier *t, const char *what, int why) {
                          : "check that disk, or give --cache-disk a folder on another");
     pthread_mutex_unlock(&t->disk->lock);
 }
+static void disk_moved(Tier *t, size_t n, bool writes) {
+    pthread_mutex_lock(&t->disk->lock);
+    *(writes ? &t->sum.written : &t->sum.read) += n;
+    pthread_mutex_unlock(&t->disk->lock);
+}
 /* After a failure nothing is read or written any more: what would have been read is zeros. */
 static void disk_move(Tier *t, size_t at, char *p, size_t n, bool writes) {
     size_t done = 0;
@@ -44,7 +50,7 @@ static void disk_move(Tier *t, size_t at, char *p, size_t n, bool writes) {
             disk_fails(t, writes ? "write" : "read", did < 0 ? errno : EIO); /* 0: it would be so for ever */
     }
     if (!writes) memset(p + done, 0, n - done);
-    *(writes ? &t->sum.written : &t->sum.read) += done;
+    disk_moved(t, done, writes);
 }
 static void disk_copy(Tier *t, size_t to, size_t from, size_t n) {
     disk_move(t, from, t->bounce, n, false);
@@ -53,13 +59,40 @@ static void disk_copy(Tier *t, size_t to, size_t from, size_t n) {
 
 /* ---- reading ahead -----------------------------------------------------------------------------------------------*/
 
-static void disk_fill_now(Tier *t, const Stage *g) {
+enum { SPANS = 64, SPAN_SHORT = 1 << 20 };
+typedef struct {
+    size_t at, n;
+    char *p;
+} Span;
+/* Of short ones what the system has in memory is copied, and the rest asked for of all together: one read after the
+ * other, of which each waits for the disk, needs two to three times as long (docs/tiers.md). */
+static void disk_read_spans(Tier *t, int n, Span *x) {
+    const bool failed = disk_failed(t);
+    for (int i = 0; i < n && !failed; i++) {
+        if (x[i].n > SPAN_SHORT) continue;
+        const ssize_t did =
+            preadv2(t->disk->fd, &(struct iovec){x[i].p, x[i].n}, 1, (off_t)x[i].at, RWF_NOWAIT); /* or it cannot */
+        if (did > 0) x[i].at += (size_t)did, x[i].p += did, x[i].n -= (size_t)did, disk_moved(t, (size_t)did, false);
+        if (x[i].n) (void)posix_fadvise(t->disk->fd, (off_t)x[i].at, (off_t)x[i].n, POSIX_FADV_WILLNEED);
+    }
+    for (int i = 0; i < n; i++)
+        if (x[i].n) disk_move(t, x[i].at, x[i].p, x[i].n, false);
+}
+/* Part k of n, of as many pages. */
+static void disk_fill_part(Tier *t, const Stage *g, int k, int n) {
     const Slot *s = &t->slot[g->slot];
     const size_t page = page_bytes(s);
-    for (int i = 0; i < t->pieces; i++) {
-        const size_t at = (size_t)t->piece[i].page * page;
-        disk_move(t, s->at + at, g->p + at, (size_t)t->piece[i].n * page, false);
+    Span span[SPANS];
+    int all = 0, spans = 0;
+    for (int i = 0; i < t->pieces; i++) all += t->piece[i].n;
+    const int from = (int)((int64_t)all * k / n), to = (int)((int64_t)all * (k + 1) / n);
+    for (int i = 0, first = 0; i < t->pieces; first += t->piece[i++].n) {
+        const int lo = imax(from - first, 0), hi = imin(to - first, t->piece[i].n);
+        const size_t at = (size_t)(t->piece[i].page + lo) * page;
+        if (lo < hi) span[spans++] = (Span){s->at + at, (size_t)(hi - lo) * page, g->p + at};
+        if (spans == SPANS) disk_read_spans(t, spans, span), spans = 0;
     }
+    disk_read_spans(t, spans, span);
 }
 static void *disk_work(void *ctx) {
     Tier *t = ctx;
@@ -69,7 +102,7 @@ static void *disk_work(void *ctx) {
         while (!d->busy && !d->ends) pthread_cond_wait(&d->moved, &d->lock);
         if (!d->busy) break;
         pthread_mutex_unlock(&d->lock);
-        disk_fill_now(t, &t->stage[d->filled]);
+        disk_fill_part(t, &t->stage[d->filled], 0, 1);
         pthread_mutex_lock(&d->lock);
         d->busy = false;
         pthread_cond_broadcast(&d->moved);
@@ -82,10 +115,11 @@ static void disk_settle(Tier *t) {
     while (t->disk->busy) pthread_cond_wait(&t->disk->moved, &t->disk->lock);
     pthread_mutex_unlock(&t->disk->lock);
 }
-/* Now, or in the thread, which is not busy. */
+/* Now, by the threads that wait for it; or in the thread of its own, which is not busy. */
 static void disk_fill(Tier *t, int stage, bool ahead) {
     if (!ahead) {
-        disk_fill_now(t, &t->stage[stage]);
+#pragma omp parallel for num_threads(t->threads)
+        for (int k = 0; k < t->threads; k++) disk_fill_part(t, &t->stage[stage], k, t->threads);
         return;
     }
     pthread_mutex_lock(&t->disk->lock);

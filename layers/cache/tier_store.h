@@ -7,7 +7,9 @@ enum { STAGES = 2 };
 /* A buffer of the largest slot of the tier; page p of the slot that it holds lies at p * page_bytes. */
 typedef struct {
     char *p;
-    int slot; /* -1: none */
+    int slot;    /* -1: none */
+    bool *has;   /* (pages) that were copied there */
+    bool onward; /* the slot after it is being read */
 } Stage;
 typedef struct {
     int page, n;
@@ -37,12 +39,16 @@ struct Tier {
     KvTier how;
     Device *dev; /* NULL: rows are on disk */
     Slot *slot;
+    int threads;                   /* of the pass */
     int nslots, nseq, rows, ndisk; /* slots: all, that have rows, whose rows are in the tier */
     size_t file, largest, page;    /* bytes: of the tier, of its largest slot, of its largest page */
     int *order, norder, next;      /* slots of the tier as passes read them; the one that a pass is expected to read */
     bool *reads;                   /* (nseq) a pass reads the rows of the sequence */
+    int *from;                     /* (nseq) from this position on */
+    uint32_t pass, *seen, *before; /* passes so far; (nseq) the newest that read the sequence, and the one before it */
     Stage stage[STAGES];
     int nstage, now; /* now: the buffer that Lanes.data points to */
+    size_t pages;    /* of the slot with the most */
     bool *wanted;    /* (pages) of a slot, while its pages are gathered */
     Pages *piece;    /* of a slot that is read; the store's until it settles */
     int pieces;

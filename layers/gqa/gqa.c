@@ -156,7 +156,7 @@ static Tensor gqa_gated(Run *r, const GqaCfg *c, const S *s) {
     r->ops->sigmoid_gate(r, y, s->o, s->gate);
     return y;
 }
-static void gqa_queries(Run *r, const void *cfg, const void *w_, Tensor x, const Kv *kv, Tensor q) {
+static AttnSpec gqa_queries(Run *r, const void *cfg, const void *w_, Tensor x, const Kv *kv, Tensor q) {
     const GqaCfg *c = cfg;
     const GqaW *w = w_;
     Mark mark = arena_mark(r->scratch);
@@ -168,6 +168,7 @@ static void gqa_queries(Run *r, const void *cfg, const void *w_, Tensor x, const
     gqa_turn(r, c, r->out, q, raw, rstd, w->nq);
     kv_turn_queries(r, kv, q);
     arena_release(r->scratch, mark);
+    return gqa_attn(c);
 }
 /* The inner function of forward (without a history) and extend (with one). */
 static void gqa_run(Run *r, const GqaCfg *c, const GqaW *w, Tensor x, Kv *kv, S *s, const Slot *history, Tensor y) {

@@ -80,6 +80,21 @@ run logits "$model" --tokens "$tmp/ids" --chunk 3 --out "$tmp/l2" --cache-disk "
 cmp -s "$tmp/l1" "$tmp/l2" || wrong "logits differ"
 verdict eval
 
+# A policy that selects: the text of the same policy in memory; a step reads less than all rows, and what the layer
+# before guessed is not read late.
+for policy in quest:reads=16,recent=8,page=4 infinigen:reads=16,recent=8,page=4; do
+    say --policy $policy || wrong "$policy: exit $?, $(cat "$tmp/err")"
+    text >"$tmp/want"
+    most=$(least generate "$model" --prompt "$words" --max-new 40 --ignore-eos --policy $policy)
+    say --policy $policy --cache-memory "$most" --cache-disk "$disk" || wrong "$policy on disk: exit $?, $(cat "$tmp/err")"
+    [ -s "$tmp/want" ] && text | cmp -s - "$tmp/want" || wrong "$policy on disk: another text: $(text)"
+    read=$(field read_bytes "$tmp/out") late=$(field late_bytes "$tmp/out")
+    say --cache-memory "$all" --cache-disk "$disk" || wrong "exit $?, $(cat "$tmp/err")"
+    awk -v r="$read" -v all="$(field read_bytes "$tmp/out")" -v l="$late" -v guess="${policy%%:*}" 'BEGIN {
+        exit !(r > 0 && r < all && l < r && (guess != "infinigen" || l < r / 4)) }' || wrong "$policy: $read bytes read, $late of them late; without a policy $(field read_bytes "$tmp/out")"
+done
+verdict selection
+
 # A step of decoding writes a row of each layer and reads the pages of those before: 256 to 448 rows of a prompt of 256
 # and up to 192 steps, in pages of 64.
 bench() { run bench decode configs/tiny-gqa.yaml model.layers=8 --seconds 0.05 --batch 1 --fill --prompt 256 --threads 1 "$@"; }

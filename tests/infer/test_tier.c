@@ -152,6 +152,59 @@ Test(tier, bytes_follow_from_the_rows) {
     zoo_close(&cfg, &m, NULL, dev);
 }
 
+/* Where a policy selects pages of 3 rows a step reads those alone, and once each page that may be left out from now on,
+ * whose keys it sums up: by arithmetic, without reading ahead. Pages that the layer before guesses are all read ahead,
+ * and so are all rows of the first layer, which nobody guesses. */
+Test(tier, steps_read_the_pages_that_they_select) {
+    enum { P = 3, RECENT = 4, READS = 10, LAYERS = 4, PROMPT = 24, STEPS = 20 };
+    static const Animal four = {"four layers",
+                                "{\"d_model\":12,\"vocab\":11,\"max_positions\":64,\"init_std\":0.4,\"layers\":4,"
+                                "\"tied\":true,\"ffn\":[{\"kind\":\"swiglu\",\"hidden\":10}],\"kinds\":{\"a\":{"
+                                "\"mixer\":\"gqa\",\"heads\":4,\"kv_heads\":2,\"head_dim\":4}},\"pattern\":[\"a\"]}"};
+    static const char *const how[] = {"quest:reads=10,recent=4,page=3", "infinigen:reads=10,recent=4,page=3,below=1e9"};
+    const size_t page = P * 2 * 4 * sizeof(real); /* of a lane: keys and values of four elements */
+    for (int k = 0; k < 4; k++) {
+        const bool guesses = k / 2, alone = k % 2 == 0;
+        Speaker x;
+        Err e = {0};
+        const KvTier tier = {.memory = PLENTY, .dir = check_dir(), .alone = alone, .least = LAYERS};
+        Keeping keep = {.policy = how[guesses]};
+        cr_assert(speaker_keeping(&x, &four, &keep, 1));
+        Session s;
+        int tok[PROMPT], exact = 0;
+        real logits[11];
+        for (int i = 0; i < PROMPT; i++) tok[i] = (i * 7 + i / 5) % 11;
+        tier_session(&s, &x.m, &tier, PAGE);
+        cr_assert(session_extend(&s, 1, &(Feed){0, PROMPT, tok}, WANT_LAST, ABSENT, &e), "%s", e.msg);
+        cr_assert(session_prompt_ends(&s, 0, &e), "%s", e.msg);
+        for (int i = 0, before = 0; i < STEPS; i++) {
+            const int pos = PROMPT + i, all = (pos + P - 1) / P;
+            const KvDisk from = session_disk(&s);
+            cr_assert(session_extend(&s, 1, &(Feed){0, 1, tok + i}, WANT_LAST, TENSOR(logits, REAL, 1, 11), &e), "%s",
+                      e.msg);
+            const KvDisk to = session_disk(&s);
+            int older = 0; /* pages that may be left out */
+            while ((older + 1) * P - 1 < pos - RECENT && (older + 1) * P <= pos) older++;
+            const int most = imin(older, (READS - RECENT + P - 1) / P), each = all - older + most,
+                      fresh = older - before, selects = LAYERS - guesses;
+            const size_t least = (size_t)(2 * (selects * each + guesses * all)) * page,
+                         extra = (size_t)(2 * selects * fresh) * page, read = to.read - from.read,
+                         late = to.late - from.late;
+            before = older;
+            cr_assert(read >= least && (!alone || read <= least + extra),
+                      "%s, step %d%s: %zu bytes read, %zu expected and up to %zu for new summaries", how[guesses], i,
+                      alone ? ", alone" : "", read, least, extra);
+            if (alone) cr_assert_eq(late, read);
+            if (alone && !fresh) exact++;
+            if (!alone && guesses && i)
+                cr_assert(read <= least + extra && late <= extra, "step %d: %zu bytes read, %zu late", i, read, late);
+        }
+        cr_assert(!alone || exact > STEPS / 2, "%d steps are known exactly", exact);
+        session_close(&s);
+        speaker_close(&x);
+    }
+}
+
 /* ---- memory ------------------------------------------------------------------------------------------------------*/
 
 /* The fewest slots that the limit asks for, the largest first and not all in one place; what is too little is refused

@@ -37,9 +37,9 @@ static KvDisk told(Side *d, const KvTier *tier, real *out) {
     session_close(&s);
     return disk;
 }
-/* A device without a limit, and with one in every order; `evicts`: rows move by decisions, in which the CPU may differ,
- * and a device moves them together. */
-static void same_bits(const char *name, ModelOpts o, bool evicts) {
+/* A device without a limit, and with one in every order; `chooses`: rows move, or are read, by decisions, in which the
+ * CPU may differ, and a device moves them together. */
+static void same_bits(const char *name, ModelOpts o, bool chooses) {
     Side cuda, cpu;
     side_open(&cuda, "cuda", name, o), side_open(&cpu, "cpu", name, o);
     const size_t n = TIER_STORY * (size_t)cuda.cfg.vocab;
@@ -61,12 +61,21 @@ static void same_bits(const char *name, ModelOpts o, bool evicts) {
         cr_assert(d.host && !c.host && d.slots == c.slots && d.slots == tier.least && d.file == c.file && d.read &&
                       d.written,
                   "%s: %d slots of %zu bytes, on disk %d of %zu", what, d.slots, d.file, c.slots, c.file);
-        cr_assert(evicts || (d.read == c.read && d.written == c.written),
+        cr_assert(chooses || (d.read == c.read && d.written == c.written),
                   "%s: %zu bytes read, %zu written; on disk %zu and %zu", what, d.read, d.written, c.read, c.written);
     }
     if (simt_seed) simt_seed(0);
     free(want), free(got);
     side_close(&cuda), side_close(&cpu);
+}
+static void kept_bits(const char *name, const char *policy, const char *codec) {
+    PolicyCfg p;
+    RowCodec c;
+    Err e = {0};
+    ModelOpts o = {.policy = policy ? &p : NULL, .codec = codec ? &c : NULL};
+    if (policy) cr_assert(policy_parse(policy, &p, &e), "%s", e.msg);
+    if (codec) cr_assert(codec_parse(codec, &c, &e), "%s", e.msg);
+    same_bits(name, o, policy != NULL);
 }
 Test(cuda_tier, attention_gives_the_same_bits, .timeout = 300) {
     static const char *const names[] = {"gqa", "window with sinks", "untied, two kinds", "mla"};
@@ -98,16 +107,15 @@ Test(cuda_tier, codecs_and_policies_give_the_same_bits, .timeout = 300) {
                {"snapkv:budget=0.4,window=4", NULL},
                {"expected:budget=0.5,window=3,sinks=1", NULL},
                {"morphkv:budget=0.5,window=3,every=4", NULL}};
-    for (size_t i = 0; i < sizeof how / sizeof *how; i++) {
-        PolicyCfg policy;
-        RowCodec codec;
-        Err e = {0};
-        ModelOpts o = {0};
-        if (how[i].policy) cr_assert(policy_parse(how[i].policy, &policy, &e), "%s", e.msg);
-        if (how[i].codec) cr_assert(codec_parse(how[i].codec, &codec, &e), "%s", e.msg);
-        o.policy = how[i].policy ? &policy : NULL, o.codec = how[i].codec ? &codec : NULL;
-        same_bits(i % 2 ? "gqa" : "mla, shared latents", o, how[i].policy != NULL);
-    }
+    for (size_t i = 0; i < sizeof how / sizeof *how; i++)
+        kept_bits(i % 2 ? "gqa" : "mla, shared latents", how[i].policy, how[i].codec);
+}
+Test(cuda_tier, selected_pages_give_the_same_bits, .timeout = 300) {
+    kept_bits("gqa", "quest:reads=6,recent=4,page=3", NULL);
+    kept_bits("mla, shared latents", "hybrid:reads=6,recent=4,page=3", "int8");
+    kept_bits("shared by pairs (CLA)", "quest:reads=6,recent=4,page=3", "bf16");
+    kept_bits("gqa", "infinigen:reads=6,recent=4,page=3", NULL);
+    kept_bits("untied, two kinds", "tailorkv:reads=6,recent=4,page=1,sinks=1,coded=1,bits=4", NULL);
 }
 
 /* The limit is of the device's memory, and asks for as few slots as may be; what is too little is refused with the
@@ -147,10 +155,10 @@ Test(cuda_tier, the_limit_is_of_the_devices_memory) {
     cr_assert(!session_open(&s, &d.m, o, &e) && e.status == EXIT_INPUT, "%s", e.msg);
     side_close(&d);
 }
-static bool tier_refused(Device *dev, const PolicyCfg *policy, KvTier tier, KvShape shape, const char *part) {
+static bool tier_refused(Device *dev, KvTier tier, KvShape shape, const char *part) {
     Cache c;
     Err e = {0};
-    if (kv_open_tier(&c, dev, policy, &tier, &shape, 1, 1, 8, 8, 0, true, false, &e)) {
+    if (kv_open_tier(&c, dev, NULL, &tier, &shape, 1, 1, 8, 8, 0, true, false, &e)) {
         kv_close(&c);
         return false;
     }
@@ -161,20 +169,16 @@ Test(cuda_tier, what_does_not_go_together_is_refused) {
     const KvShape s = {.lanes = 1, .kdim = 4, .vdim = 4};
     const KvTier host = {.memory = 1 << 20}, disk = {.memory = 1 << 20, .dir = check_dir()};
     Device *cuda, *cpu;
-    PolicyCfg quest;
     RowCodec kivi;
     Err e = {0};
     cr_assert(device_open(&cuda, "cuda", 1, &e) && device_open(&cpu, "cpu", 1, &e), "%s", e.msg);
-    cr_assert(policy_parse("quest:reads=6,recent=4,page=3", &quest, &e), "%s", e.msg);
     cr_assert(codec_parse("kivi4", &kivi, &e), "%s", e.msg);
     const KvShape blocks = {.lanes = 1, .kdim = 32, .vdim = 32, .codec = &kivi};
-    cr_assert(tier_refused(cuda, NULL, disk, s, "go to the host's memory; leave it out"));
-    cr_assert(tier_refused(cpu, NULL, host, s, "give --cache-disk DIR, too"));
-    cr_assert(tier_refused(NULL, NULL, host, s, "give --cache-disk DIR, too"));
-    cr_assert(tier_refused(cuda, &quest, host, s, "a policy that selects"));
-    cr_assert(tier_refused(cuda, NULL, host, blocks, "cannot be read on device"));
-    cr_assert(!tier_refused(cuda, NULL, host, s, "") && !tier_refused(cpu, NULL, disk, s, "") &&
-              !tier_refused(cpu, &quest, disk, s, ""));
+    cr_assert(tier_refused(cuda, disk, s, "go to the host's memory; leave it out"));
+    cr_assert(tier_refused(cpu, host, s, "give --cache-disk DIR, too"));
+    cr_assert(tier_refused(NULL, host, s, "give --cache-disk DIR, too"));
+    cr_assert(tier_refused(cuda, host, blocks, "cannot be read on device"));
+    cr_assert(!tier_refused(cuda, host, s, "") && !tier_refused(cpu, disk, s, ""));
     device_close(cuda), device_close(cpu);
 }
 /* More than the host pins: one line, and nothing is left open. Here that is a limit of the emulation, of 1 GiB. */

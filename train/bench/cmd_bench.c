@@ -307,7 +307,8 @@ static int measured_steps(int B) { return imax(64, imin(BENCH_RUNS_MAX, 4096 / B
 
 /* What a step moved, in the mean of so many, with the settings that matter. */
 static json_t *disk_json(const Bench *b, KvDisk before, KvDisk after, int steps) {
-    after.read -= before.read, after.written -= before.written, after.waited -= before.waited;
+    after.read -= before.read, after.late -= before.late;
+    after.written -= before.written, after.waited -= before.waited;
     json_t *j = engine_disk(&after, imax(1, steps));
     json_object_set_new(j, "prefetch", json_boolean(!b->how.tier->alone));
     json_object_set_new(j, "steps", json_integer(steps));
@@ -316,9 +317,10 @@ static json_t *disk_json(const Bench *b, KvDisk before, KvDisk after, int steps)
 /* What such a step would wait for its rows over a bus of --bus GB/s: see bench_bus.h. The layers are taken to be
  * alike, and to compute what a step needs without its waits. */
 static json_t *bus_json(const Bench *b, const json_t *disk, double step) {
+    const bool ahead = !b->how.tier->alone;
     const double rate = 1e9 * b->args->bus, bytes = NUMBER(disk, "read_bytes"),
-                 compute = fmax(0, step - NUMBER(disk, "waited_s")),
-                 wait = bus_wait_alike(rate, !b->how.tier->alone, WHOLE(disk, "layers"), bytes, compute);
+                 late = ahead ? NUMBER(disk, "late_bytes") : 0, compute = fmax(0, step - NUMBER(disk, "waited_s")),
+                 wait = bus_wait_alike(rate, ahead, WHOLE(disk, "layers"), bytes - late, compute) + late / rate;
     return json_pack("{s:f, s:f, s:f, s:f, s:f}", "bus_gb_per_s", b->args->bus, "compute_s", compute, "copies_s",
                      bytes / rate, "waited_s", wait, "step_s", compute + wait);
 }
@@ -497,9 +499,10 @@ static void report_profile(const json_t *of, double least) {
 static void report_disk(const json_t *decode, const char *name) {
     const json_t *x = json_object_get(decode, name);
     if (x)
-        printf("%s    rows of %d of %d layers; a step reads %.0f bytes, writes %.0f and waits %.3f ms for them\n", name,
-               WHOLE(x, "layers"), WHOLE(x, "of"), NUMBER(x, "read_bytes"), NUMBER(x, "written_bytes"),
-               1e3 * NUMBER(x, "waited_s"));
+        printf("%s    rows of %d of %d layers; a step reads %.0f bytes, %.0f of them not ahead, writes %.0f and waits "
+               "%.3f ms for them\n",
+               name, WHOLE(x, "layers"), WHOLE(x, "of"), NUMBER(x, "read_bytes"), NUMBER(x, "late_bytes"),
+               NUMBER(x, "written_bytes"), 1e3 * NUMBER(x, "waited_s"));
 }
 static void report_bus(const json_t *x) {
     if (x)
