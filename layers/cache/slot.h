@@ -14,7 +14,7 @@ struct Slot {
     int number; /* of the slot in its cache */
     size_t at;  /* of a slot of the tier: where its rows begin there, */
     uint32_t *read_in; /* and where a policy selects (npages) the pass that read a page last, or is expected to; */
-    uint32_t expected; /* the pass whose pages are named so */
+    uint32_t expected, whole; /* the pass whose pages are named so; the last that read all rows of its sequences */
     Lanes t;
     Lanes there;                                  /* of a device: the same as its kernels see it */
     DirtyCopy *mirror;                            /* what of t that lacks; NULL: the host's memory */

@@ -140,11 +140,19 @@ static void pages_pieces(Tier *t, const Stage *g, const Slot *s) {
         g->has[p] = true;
     }
 }
+/* Whether what a pass will read of a slot is known by what it read last alone, which was not all. */
+static bool pages_unsure(const Tier *t, const Slot *s) {
+    bool unsure = false;
+    for (int q = 0; q < t->nseq && s->read_in && s->expected != t->pass; q++)
+        unsure |= t->reads[q] && t->from[q] >= s->after[q] && s->whole != t->before[q];
+    return unsure;
+}
 static void tier_ahead(Tier *t, int stage) {
     if (t->nstage < STAGES || t->next == t->norder) return;
     Stage *g = &t->stage[stage];
     const int slot = t->order[t->next];
     if (g->slot == slot || t->stage[1 - stage].slot == slot) return;
+    if (!t->store->idle && pages_unsure(t, &t->slot[slot])) return;
     stage_begin(t, g, slot);
     pages_gather(t, &t->slot[slot], true);
     pages_pieces(t, g, &t->slot[slot]);
@@ -178,6 +186,7 @@ void tier_want(const Slot *s, int page) {
 void tier_want_all(const Slot *s) {
     Tier *t = s->tier;
     pages_gather(t, s, false);
+    t->slot[s->number].whole = t->pass;
     for (int p = 0; s->read_in && p < s->t.npages; p++)
         if (t->wanted[p]) s->read_in[p] = t->pass;
 }

@@ -6,7 +6,7 @@
  * - A pass reads the rows of its sequences, in whole pages, before their layer attends to them: all, or the pages that
  *   a policy selects (select.c). With two buffers those of the next slot are copied meanwhile: by a thread, or by a
  *   second queue of the GPU, for which its own then waits. Of pages that will be selected those are copied that the
- *   layer before guessed, or that were selected last; what else is selected is copied when it is.
+ *   layer before guessed, and by a GPU's queue those that were selected last; what else is selected when it is.
  * - Rows that change are written at once, without being read: to the file, or by the GPU to the host's memory. A buffer
  *   that held them is read again.
  * - A disk that fails is noted, and what it did not give is zeros: the pass runs to its end and then fails. */

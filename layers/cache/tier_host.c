@@ -84,4 +84,5 @@ const TierStore tier_host = {.open = host_open,
                              .move = host_move,
                              .copy = host_copy,
                              .sound = host_sound,
-                             .report = host_report};
+                             .report = host_report,
+                             .idle = true};

@@ -31,6 +31,7 @@ typedef struct {
     void (*copy)(Tier *, size_t to, size_t from, size_t n);
     bool (*sound)(Tier *);
     void (*report)(Tier *, KvDisk *);
+    bool idle; /* what copies ahead has nothing else to do: pages that may not be needed are copied, too */
 } TierStore;
 extern const TierStore tier_disk, tier_host;
 
