@@ -334,7 +334,7 @@ static void row_expects(const Run *r, const Slot *s, Reading *x, int m, int h, c
 void kv_expect(Run *r, const Slot *s, Tensor q, AttnSpec spec) {
     const RunMark mark = run_mark(r);
     const int H = spec.heads, K = s->t.s.lanes;
-    if (!s->policy.read || !(s->tier || measuring(r))) return;
+    if (!s->policy.read || !(tier_expects(s) || measuring(r))) return;
     Reading x = reading_place(r, s);
     const Tensor guess = host_view(r, q, true);
     for (int m = 0; m < r->out.n && !measuring(r); m++)

@@ -175,6 +175,7 @@ void tier_begin(Tier *t, const Batch *b) {
     t->next = t->now = 0;
     if (any) tier_ahead(t, 1);
 }
+bool tier_expects(const Slot *s) { return s->tier && s->tier->nstage == STAGES; }
 void tier_expect(const Slot *s, int page) {
     Slot *own = &s->tier->slot[s->number];
     own->expected = own->read_in[page] = s->tier->pass;

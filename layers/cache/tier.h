@@ -34,6 +34,7 @@ void tier_begin(Tier *, const Batch *);
 /* The pass is expected to read this page of a slot whose rows a policy selects, and no others but those that are named
  * so, too. */
 void tier_expect(const Slot *, int page);
+bool tier_expects(const Slot *); /* it helps: the slot's rows are in a tier that reads ahead */
 /* It reads this page; all pages with rows of its sequences. */
 void tier_want(const Slot *, int page);
 void tier_want_all(const Slot *);
