@@ -38,12 +38,13 @@ static KvDisk told(Side *d, const KvTier *tier, real *out) {
     return disk;
 }
 /* A device without a limit, and with one in every order; `chooses`: rows move, or are read, by decisions, in which the
- * CPU may differ, and a device moves them together. */
-static void same_bits(const char *name, ModelOpts o, bool chooses) {
+ * CPU may differ, and a device moves them together. Returns the bytes that it read with all slots in the tier. */
+static size_t same_bits(const char *name, ModelOpts o, bool chooses) {
     Side cuda, cpu;
     side_open(&cuda, "cuda", name, o), side_open(&cpu, "cpu", name, o);
     const size_t n = TIER_STORY * (size_t)cuda.cfg.vocab;
     const int slots = tier_row_slots(&cuda.m);
+    size_t read = 0;
     real *want = xcalloc(n, sizeof *want), *got = xcalloc(n, sizeof *got);
     told(&cuda, NULL, want);
     for (int seed = 0; seed < SEEDS; seed++) {
@@ -57,6 +58,7 @@ static void same_bits(const char *name, ModelOpts o, bool chooses) {
         snprintf(what, sizeof what, "%s, seed %d, %d of %d slots with the host%s", name, seed, tier.least, slots,
                  alone ? ", alone" : "");
         CHECK_BYTES(what, got, want, n * sizeof *got);
+        if (!alone) read = d.read;
         const KvDisk c = told(&cpu, &disk, got);
         cr_assert(d.host && !c.host && d.slots == c.slots && d.slots == tier.least && d.file == c.file && d.read &&
                       d.written,
@@ -67,15 +69,16 @@ static void same_bits(const char *name, ModelOpts o, bool chooses) {
     if (simt_seed) simt_seed(0);
     free(want), free(got);
     side_close(&cuda), side_close(&cpu);
+    return read;
 }
-static void kept_bits(const char *name, const char *policy, const char *codec) {
+static size_t kept_bits(const char *name, const char *policy, const char *codec) {
     PolicyCfg p;
     RowCodec c;
     Err e = {0};
     ModelOpts o = {.policy = policy ? &p : NULL, .codec = codec ? &c : NULL};
     if (policy) cr_assert(policy_parse(policy, &p, &e), "%s", e.msg);
     if (codec) cr_assert(codec_parse(codec, &c, &e), "%s", e.msg);
-    same_bits(name, o, policy != NULL);
+    return same_bits(name, o, policy != NULL);
 }
 Test(cuda_tier, attention_gives_the_same_bits, .timeout = 300) {
     static const char *const names[] = {"gqa", "window with sinks", "untied, two kinds", "mla"};
@@ -111,7 +114,10 @@ Test(cuda_tier, codecs_and_policies_give_the_same_bits, .timeout = 300) {
         kept_bits(i % 2 ? "gqa" : "mla, shared latents", how[i].policy, how[i].codec);
 }
 Test(cuda_tier, selected_pages_give_the_same_bits, .timeout = 300) {
-    kept_bits("gqa", "quest:reads=6,recent=4,page=3", NULL);
+    /* the same pages, of which one policy leaves none out */
+    const size_t some = kept_bits("gqa", "quest:reads=6,recent=4,page=3", NULL),
+                 all = kept_bits("gqa", "quest:reads=1,recent=4,page=3", NULL);
+    cr_assert(some < all, "%zu bytes read, %zu with all pages", some, all);
     kept_bits("mla, shared latents", "hybrid:reads=6,recent=4,page=3", "int8");
     kept_bits("shared by pairs (CLA)", "quest:reads=6,recent=4,page=3", "bf16");
     kept_bits("gqa", "infinigen:reads=6,recent=4,page=3", NULL);
